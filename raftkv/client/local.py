@@ -12,7 +12,7 @@ the same server, the same log on disk, the same fsync; only its data is deleted.
 Invariants:
 
 1. Nothing is left behind, however the program ends: the members and their data are removed at the end of the block,
-   after an exception in it, at the exit of the interpreter, and after ``kill -9``, by the guard (see ``local_guard``).
+   after an exception in it, at the exit of the interpreter, and after ``kill -9``, by the guard (see ``guard``).
 2. Only the process that created the cluster ends it: a forked child that leaves the block, or exits, changes nothing.
 3. A port that was taken between choosing and using it causes another attempt, not an error.
 
@@ -40,6 +40,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
+from raftkv.client import guard
 from raftkv.errors import ConfigError, LeaseNotFoundError, RaftKVError
 
 if TYPE_CHECKING:
@@ -298,7 +299,7 @@ def _message(line: str) -> str:
 #
 # One member of a throwaway cluster, for tests of how a program behaves when a member is killed or paused.
 #
-# Members run in the process group of the cluster's guard (see ``local_guard``), so a Ctrl-C in the terminal does not
+# Members run in the process group of the cluster's guard (see ``guard``), so a Ctrl-C in the terminal does not
 # reach them.
 
 _PACKAGE_ROOT: Final = str(Path(__file__).resolve().parents[3])
@@ -374,7 +375,6 @@ def _environment() -> dict[str, str]:
 SIZES: Final = (1, 3, 5, 7)
 _ATTEMPTS: Final = 3
 _PORT_TAKEN: Final = "address already in use"
-_GUARD: Final = str(Path(__file__).with_name("local_guard.py"))
 
 
 def local(
@@ -524,7 +524,10 @@ class LocalCluster:
             self.directory = Path(tempfile.mkdtemp(prefix="raftkv-", dir=self._base)).resolve()
         except OSError as error:
             raise LocalClusterError(f"cannot make a temporary directory: {error.strerror} ({error.filename})") from None
-        self._guard = _start_guard(self.directory)
+        try:
+            self._guard = start_guard(str(self.directory))
+        except OSError as error:
+            raise LocalClusterError(f"cannot start {sys.executable}: {error.strerror}") from None
         self.members = self._make_members(self.directory, self._guard.pid)
         for member in self.members:
             member.start()
@@ -548,18 +551,16 @@ class LocalCluster:
             self._guard.stdin.close()
 
 
-def _start_guard(directory: Path) -> subprocess.Popen[bytes]:
-    try:
-        return subprocess.Popen(
-            [sys.executable, "-I", "-S", _GUARD, str(directory)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-            cwd="/",
-            process_group=0,
-        )
-    except OSError as error:
-        raise LocalClusterError(f"cannot start {sys.executable}: {error.strerror}") from None
+def start_guard(directory: str, mark: str = "") -> subprocess.Popen[bytes]:
+    """Start a process that removes processes and files after the end of this one; arguments as for ``guard.main``."""
+    return subprocess.Popen(
+        [sys.executable, "-I", "-S", str(Path(guard.__file__).resolve()), directory, mark],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        cwd="/",
+        process_group=0,
+    )
 
 
 _running: set[LocalCluster] = set()

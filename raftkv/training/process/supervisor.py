@@ -32,19 +32,19 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, asynccontextmanager
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
+from raftkv.client import guard
+from raftkv.client.local import start_guard
 from raftkv.client.records import RecordError, read
 from raftkv.client.rpc.retry import until_answered
 from raftkv.errors import RaftKVError
 from raftkv.loop.outcomes import outcome_of
 from raftkv.training.config import free_port
 from raftkv.training.errors import GenerationOver, RunClosed
-from raftkv.training.process import guard
 from raftkv.training.process.environment import STYLES, Extras, Meeting, make_environment
 from raftkv.training.process.faults import End, MemoryEvents, Worker, end_of
 from raftkv.training.process.prefork import PREPARE_AFTER_S, Spare, of_no_generation
@@ -70,13 +70,11 @@ if TYPE_CHECKING:
 # Invariants:
 #
 # 1. All workers are in one process group, which a guard leads: it kills them if this process is killed (see
-#    ``process.guard``). Processes of other groups are found by a mark in their environment.
+#    ``client.guard``). Processes of other groups are found by a mark in their environment.
 # 2. When the block ends, for any reason, no worker and no process that a worker started runs any more, and their
 #    output has been read (see ``output``).
 #
 # Not here: the consequences of an end for the run (``Supervisor``).
-
-_GUARD: Final = str(Path(guard.__file__).resolve())
 
 
 class WorkerStartError(RaftKVError):
@@ -124,7 +122,8 @@ class Workers:
             WorkerStartError: the command cannot be run.
         """
         mark, directory = secrets.token_hex(16), tempfile.mkdtemp(prefix="raftkv-run-")
-        workers = cls(mark, directory, _start_guard(mark, directory))
+        with _starting([sys.executable]):
+            workers = cls(mark, directory, start_guard(directory, mark))
         try:
             await workers._until_guarded()
             for environment in environments:
@@ -220,13 +219,10 @@ class Workers:
     async def _start(self, command: Sequence[str], environment: Mapping[str, str], rank: int, local_rank: int) -> None:
         error_file = os.path.join(self.directory, f"error-{local_rank}.json")
         environment = {**environment, guard.MARK: self.mark, "TORCHELASTIC_ERROR_FILE": error_file}
-        try:
-            with self._streams(rank, local_rank) as (stdout, stderr):
-                process = self._take_spare(local_rank, environment, stdout, stderr)
-                if process is None:
-                    process = await self._run(command, environment, stdout=stdout, stderr=stderr)
-        except OSError as error:
-            raise _start_error(command, error) from None
+        with _starting(command), self._streams(rank, local_rank) as (stdout, stderr):
+            process = self._take_spare(local_rank, environment, stdout, stderr)
+            if process is None:
+                process = await self._run(command, environment, stdout=stdout, stderr=stderr)
         worker = Worker(process.pid, rank, local_rank, error_file)
         self.processes.append(_Process(worker, process, MemoryEvents.of(process.pid)))
 
@@ -243,7 +239,7 @@ class Workers:
     async def _run(
         self, command: Sequence[str], environment: Mapping[str, str], **how: Any
     ) -> asyncio.subprocess.Process:
-        try:
+        with _starting(command):
             return await asyncio.create_subprocess_exec(
                 *command,
                 stdin=asyncio.subprocess.DEVNULL,
@@ -251,8 +247,6 @@ class Workers:
                 process_group=self.guard.pid,
                 **how,
             )
-        except (OSError, ValueError) as error:
-            raise _start_error(command, error) from None
 
     def _streams(self, rank: int, local_rank: int) -> AbstractContextManager[tuple[int | None, int | None]]:
         if self.output is None:
@@ -275,24 +269,14 @@ class Workers:
             await self.output.drained()
 
 
-def _start_guard(mark: str, directory: str) -> subprocess.Popen[bytes]:
+@contextlib.contextmanager
+def _starting(command: Sequence[str]) -> Iterator[None]:
     try:
-        return subprocess.Popen(
-            [sys.executable, "-I", "-S", _GUARD, mark, directory],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            cwd="/",
-            process_group=0,
-        )
-    except OSError as error:
-        raise _start_error([sys.executable], error) from None
-
-
-def _start_error(command: Sequence[str], error: OSError | ValueError) -> WorkerStartError:
-    why = (error.strerror or str(error)) if isinstance(error, OSError) else str(error)
-    code = 127 if isinstance(error, FileNotFoundError) else 126
-    return WorkerStartError(command[0] if command else "", why.lower(), code)
+        yield
+    except (OSError, ValueError) as error:
+        why = (error.strerror or str(error)) if isinstance(error, OSError) else str(error)
+        code = 127 if isinstance(error, FileNotFoundError) else 126
+        raise WorkerStartError(command[0] if command else "", why.lower(), code) from None
 
 
 Result = TypeVar("Result")

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from raftkv.training.process.guard import find_marked
+from raftkv.client.guard import find_marked
 from raftkv.training.process.prefork import Spare, count_options, of_no_generation
 from raftkv.training.process.supervisor import Workers
 

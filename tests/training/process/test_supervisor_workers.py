@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 
+from raftkv.client.guard import find_marked
 from raftkv.training.process.faults import End
-from raftkv.training.process.guard import find_marked
 from raftkv.training.process.supervisor import Settings, Supervisor, Workers, WorkerStartError, exit_code, free_port
 from raftkv.training.records import Member
 from raftkv.training.rendezvous.world import World

@@ -1,13 +1,13 @@
-"""The process that kills the workers of an agent that was itself killed with ``kill -9``.
+"""A process that outlives a program killed with ``kill -9`` for just long enough to clean up after it.
 
-It is the last resort of ``supervisor.Workers``, and defines the mark by which workers are found. It is run by path,
-alone (``python -I -S guard.py MARK DIRECTORY``), and imports nothing of raftkv:
+The last resort of ``raftkv.local`` and of ``raftkvctl run``. It is run by path, alone (``python -I -S guard.py
+DIRECTORY MARK``), and imports nothing of raftkv, so that it starts within milliseconds:
 
-1. it leads the process group of all workers, so that the kernel does not reuse the group's number;
-2. it reads its standard input, a pipe whose other end only the agent holds; at the end of the input it kills
+1. it leads the process group of all child processes, so that the kernel does not reuse the group's number;
+2. it reads its standard input, a pipe whose other end only the program holds; at the end of the input it kills
    the group, for any reason;
 3. a copy of it outside the group kills processes that have left the group (such as the children of torchrun) but
-   still have the mark in their environment, and removes the directory.
+   still have the mark in their environment, waits until the group is empty, and removes the directory.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ import sys
 import threading
 
 MARK = "RAFTKV_WORKERS"
-"""Environment variable of every worker and its child processes."""
+"""Environment variable of every worker of an agent and its child processes."""
 POLL_S = 0.01
 GIVE_UP_POLLS = 500
 
 
-def main(mark: str, directory: str) -> None:
-    """Wait for the end of the agent, then remove its processes and files.
+def main(directory: str, mark: str) -> None:
+    """Wait for the end of the program, then remove its processes and files.
 
     Arguments:
-        mark: mark in the environment of the agent's workers.
-        directory: directory of the agent's temporary files.
+        directory: directory of the program's temporary files.
+        mark: mark in the environment of its child processes; empty: all are in the group.
     """
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2):
         signal.signal(number, signal.SIG_IGN)
@@ -42,8 +42,18 @@ def main(mark: str, directory: str) -> None:
         os.setsid()
         with contextlib.suppress(ProcessLookupError):
             os.killpg(group, signal.SIGKILL)
-        kill_marked(mark)
+        if mark:
+            kill_marked(mark)
+        _wait_empty(group)
         shutil.rmtree(directory, ignore_errors=True)
+
+
+def _wait_empty(group: int) -> None:
+    pause = threading.Event()
+    with contextlib.suppress(ProcessLookupError):
+        for _ in range(GIVE_UP_POLLS):
+            os.killpg(group, 0)
+            pause.wait(POLL_S)
 
 
 def kill_marked(mark: str) -> None:
