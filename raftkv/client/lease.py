@@ -24,10 +24,10 @@ import asyncio
 import heapq
 import logging
 import math
-from collections.abc import AsyncGenerator, Callable, Coroutine, Generator
+from collections.abc import AsyncGenerator, Callable, Coroutine, Generator, Iterator
 from contextlib import suppress
 from types import TracebackType
-from typing import Any, Final, TypeVar
+from typing import Any, Final, Generic, TypeVar
 
 from raftkv.client.arguments import function, limit, seconds, whole
 from raftkv.client.errors import EndpointsFailed, LeaseLost
@@ -149,6 +149,33 @@ def tell(callback: Callable[[T], Any], news: T) -> None:
         asyncio.get_running_loop().call_exception_handler(context)
 
 
+class Callbacks(Generic[T]):
+    """Functions that are called with news; each can be cancelled.
+
+    A callback that is added twice is called twice. When a callback adds or cancels callbacks, this takes effect at the
+    next call.
+    """
+
+    def __init__(self) -> None:
+        self._callbacks: dict[int, Callable[[T], Any]] = {}
+        self._last = 0
+
+    def __iter__(self) -> Iterator[Callable[[T], Any]]:
+        return iter(list(self._callbacks.values()))
+
+    def add(self, callback: Callable[[T], Any], name: str = "a callback") -> Callable[[], None]:
+        """Add a callback; return a function that cancels it, which is harmless when repeated."""
+        self._last += 1
+        number = self._last
+        self._callbacks[number] = function(callback, name)
+        return lambda: self._callbacks.pop(number, None) and None
+
+    def call(self, news: T) -> None:
+        """Call all, in the order in which they came."""
+        for callback in self:
+            callback(news)
+
+
 _sleep: Final = SuspendClock()
 
 
@@ -220,8 +247,7 @@ class Lease:
         self._granting = asyncio.Lock()
         self._over = ""
         self._cluster_id = 0
-        self._callbacks: dict[int, OnLost] = {}
-        self._last_callback = 0
+        self._callbacks: Callbacks[Lease] = Callbacks()
         self._timer: asyncio.TimerHandle | None = None
         self._interrupt = self.interrupting() if interrupt else None
 
@@ -327,12 +353,10 @@ class Lease:
 
     def on_lost(self, callback: OnLost) -> Callable[[], None]:
         """Call a function on the loop when the lease is lost (at once if it is). Return a function to undo this."""
-        self._last_callback += 1
-        number = self._last_callback
-        self._callbacks[number] = function(callback, "on_lost")
+        cancel = self._callbacks.add(callback, "on_lost")
         if self.lost.is_set():
             callback(self)
-        return lambda: self._callbacks.pop(number, None) and None
+        return cancel
 
     def interrupting(self) -> Interrupt:
         """Return a context manager whose block is interrupted with ``LeaseLost`` when the lease is lost."""
@@ -374,7 +398,7 @@ class Lease:
             return
         self.stop(reason)
         self.lost.set()
-        for callback in list(self._callbacks.values()):
+        for callback in self._callbacks:
             tell(callback, self)
 
     def _watch_deadline(self) -> None:

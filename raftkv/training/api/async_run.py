@@ -33,6 +33,7 @@ from typing import TYPE_CHECKING, Any, Final, cast
 
 from raftkv.checkpoint.registry import Registry
 from raftkv.client.arguments import limit, path, seconds
+from raftkv.client.lease import Callbacks, tell
 from raftkv.client.library import Client, connect
 from raftkv.client.rpc.retry import until_answered
 from raftkv.errors import ConfigError, RaftKVError, StatusError
@@ -40,7 +41,6 @@ from raftkv.rpc.client.connect import beside
 from raftkv.training.api.attachment import Attachment, WorkerAttachment, WorkerPlace, worker_place
 from raftkv.training.api.checkpoint import Options, Resuming, Saving, Together
 from raftkv.training.api.generation import Collectives, Counter, Generation, Leadership, checked_value, leader, quoted
-from raftkv.training.callbacks import Callbacks, UserCallbacks
 from raftkv.training.config import CONNECT_TIMEOUT_S, RunConfig, guess_address
 from raftkv.training.errors import JoinTimeout, RunClosed, TrainingError, warn_deprecated
 from raftkv.training.records import EXIT, Fault, RunKeys
@@ -85,7 +85,7 @@ class Run(RunPlace):
         self._attachment = attachment
         self._place = place
         self._owns_client = owns_client
-        self._callbacks: Callbacks[[Run]] = UserCallbacks()
+        self._callbacks: Callbacks[Run] = Callbacks()
         self._is_left = False
         self._unwatch = attachment.on_change(self._look)
         self._enter(world)
@@ -163,7 +163,8 @@ class Run(RunPlace):
         if end is not None or self._attachment.closed or self._attachment.nodes_waiting:
             state = self._attachment.phase
             self._generation.end(str(end) if end is not None else state.reason if state is not None else "")
-            self._callbacks.call(self)
+            for callback in self._callbacks:
+                tell(callback, self)
 
     # ---- what ranks do together
 

@@ -11,10 +11,10 @@ from collections.abc import Callable, Mapping, MutableMapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from raftkv.client.control import ClientControl, Sparse, check_whole
+from raftkv.client.lease import Callbacks
 from raftkv.client.operations import Put
 from raftkv.client.rpc.retry import until_answered
 from raftkv.errors import ConfigError
-from raftkv.training.callbacks import Callbacks
 from raftkv.training.config import CONNECT_TIMEOUT_S
 from raftkv.training.errors import GenerationOver, RunClosed
 from raftkv.training.records import Fault, RunKeys, check_run_id
@@ -74,7 +74,7 @@ class WorkerAttachment(RecordView):
         self._place = place
         self._keys = RunKeys(check_run_id(place.run_id))
         self._cache = RecordCache(ClientControl(kv), place.run_id, self._changed)
-        self._callbacks: Callbacks[[WorkerAttachment]] = Callbacks()
+        self._callbacks: Callbacks[WorkerAttachment] = Callbacks()
 
     @classmethod
     async def take(

@@ -37,6 +37,7 @@ from typing import TYPE_CHECKING, Final
 from raftkv.checkpoint.copies.holder import Holder, Me
 from raftkv.client.arguments import limit
 from raftkv.client.control import ClientControl, Control, OnTrouble, Reflector, Sparse, check_whole, until_answered
+from raftkv.client.lease import Callbacks
 from raftkv.client.operations import (
     Compare,
     Delete,
@@ -51,7 +52,6 @@ from raftkv.client.records import RecordError, read
 from raftkv.client.rpc.retry import is_transient
 from raftkv.client.values import Event, KeyValue, TxnResult
 from raftkv.errors import StatusError
-from raftkv.training.callbacks import Callbacks
 from raftkv.training.config import RunConfig
 from raftkv.training.errors import ClusterAway, DeprecatedAlias, GenerationOver, JoinTimeout, RunClosed, RunConflict
 from raftkv.training.records import (
@@ -139,7 +139,7 @@ class Participant(RecordView):
         self._deadline = 0.0
         self._on_progress = on_progress
         self._reported: Progress | None = None
-        self._callbacks: Callbacks[[Participant]] = Callbacks()
+        self._callbacks: Callbacks[Participant] = Callbacks()
         self._waiters: list[asyncio.Future[None]] = []
         self._loop = asyncio.get_running_loop()
 
