@@ -12,11 +12,13 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Container, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any, Final, TypeVar
 from weakref import WeakKeyDictionary
 
 import torch.distributed as dist
+from torch.distributed.checkpoint.filesystem import FileSystemBase
 
 import raftkv
 from raftkv.checkpoint.commit.claim import Claim
@@ -186,3 +188,47 @@ def from_rank_0(group: dist.ProcessGroup | None, make: Callable[[], T], *, no_di
         raise outcome[1]
     made: T = outcome[0]
     return made
+
+
+class Streams(FileSystemBase):
+    """A file system for torch's reader or writer, whose paths are names of files of one checkpoint.
+
+    Arguments:
+        open: opens a file for the block: to read it, or a new one.
+        names: names of the files that exist.
+    """
+
+    def __init__(self, open: Callable[[str], AbstractContextManager[Any]], names: Container[str] = ()) -> None:
+        self._open, self._names = open, names
+
+    @contextmanager
+    def create_stream(self, path: Any, mode: str) -> Iterator[Any]:
+        """Open a file."""
+        with self._open(str(path)) as stream:
+            yield stream
+
+    def concat_path(self, path: Any, suffix: str) -> str:
+        """Return the name of a file of the checkpoint."""
+        return suffix
+
+    def exists(self, path: Any) -> bool:
+        """Return whether the checkpoint has such a file."""
+        return str(path) in self._names
+
+    def init_path(self, path: Any) -> Any:
+        """Return the path."""
+        return path
+
+    def rename(self, path: Any, new_path: Any) -> None:
+        """Do nothing: a file is written under its own name at once."""
+
+    def mkdir(self, path: Any) -> None:
+        """Do nothing: opening a file creates its directories."""
+
+    def rm_file(self, path: Any) -> None:
+        """Do nothing: all files are new."""
+
+    @classmethod
+    def validate_checkpoint_id(cls, checkpoint_id: Any) -> bool:
+        """Return False."""
+        return False

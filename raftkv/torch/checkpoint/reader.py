@@ -29,7 +29,7 @@ from typing import Any, Final, cast
 import torch
 import torch.distributed as dist
 from torch.distributed.checkpoint.api import CheckpointException
-from torch.distributed.checkpoint.filesystem import FileSystemBase, FileSystemReader
+from torch.distributed.checkpoint.filesystem import FileSystemReader
 from torch.distributed.checkpoint.metadata import Metadata, StorageMeta
 from torch.distributed.checkpoint.planner import LoadPlan, LoadPlanner
 from torch.distributed.checkpoint.state_dict_loader import load as load_state
@@ -43,7 +43,7 @@ from raftkv.checkpoint.records import Checkpoint, FileRecord
 from raftkv.checkpoint.storage.verify import load_manifest, open_verified, require_below
 from raftkv.checkpoint.sync import Pin
 from raftkv.errors import ConfigError, RaftKVError
-from raftkv.torch.checkpoint.link import Link, Source, from_rank_0, is_distributed
+from raftkv.torch.checkpoint.link import Link, Source, Streams, from_rank_0, is_distributed
 from raftkv.training.api.run import Run
 
 LATEST: Final = "latest"
@@ -231,7 +231,7 @@ class Reader(FileSystemReader):
                 raise ConfigError(
                     f"{checkpoint.reference} is not a DCP checkpoint; load it with the tool that saved it"
                 )
-            files: Any = _Checked(self)
+            files: Any = Streams(self.open, self._records)
             self.fs = files
             own = {} if checkpoint.kind == DCP else {"rank": self._own_rank(checkpoint)}
             return self._load_metadata(str(self._get_metadata_path(**own)))
@@ -307,48 +307,6 @@ class _MetadataUnpickler(pickle.Unpickler):
         if isinstance(found, torch.dtype | torch.layout | torch.memory_format):
             return found
         raise ValueError(f"it names {module}.{name}, a type that no metadata has")
-
-
-class _Checked(FileSystemBase):
-    """A file system for torch's reader, with the files of one checkpoint."""
-
-    def __init__(self, reader: Reader) -> None:
-        self._reader = reader
-
-    @contextlib.contextmanager
-    def create_stream(self, path: Any, mode: str) -> Iterator[Any]:
-        """Open a verified file."""
-        with self._reader.open(str(path)) as file:
-            yield file
-
-    def concat_path(self, path: Any, suffix: str) -> str:
-        """Return the name of a file of the checkpoint."""
-        return suffix
-
-    def exists(self, path: Any) -> bool:
-        """Return whether the checkpoint has such a file."""
-        return str(path) in self._reader._records
-
-    def init_path(self, path: Any) -> Any:
-        """Return the path."""
-        return path
-
-    def rename(self, path: Any, new_path: Any) -> None:
-        """Refuse: a checkpoint is only read."""
-        raise NotImplementedError
-
-    def mkdir(self, path: Any) -> None:
-        """Refuse: a checkpoint is only read."""
-        raise NotImplementedError
-
-    def rm_file(self, path: Any) -> None:
-        """Refuse: a checkpoint is only read."""
-        raise NotImplementedError
-
-    @classmethod
-    def validate_checkpoint_id(cls, checkpoint_id: Any) -> bool:
-        """Return False."""
-        return False
 
 
 # ---- the start of a training program: claim, decide what was left undecided, load the newest checkpoint

@@ -19,12 +19,12 @@ directory of a committed checkpoint. With ``use_collectives=False`` every rank h
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import IO, Any, cast
+from typing import Any
 
 import torch.distributed as dist
-from torch.distributed.checkpoint.filesystem import FileSystemBase, FileSystemWriter, _StoragePrefix
+from torch.distributed.checkpoint.filesystem import FileSystemWriter, _StoragePrefix
 from torch.distributed.checkpoint.metadata import Metadata
 from torch.distributed.checkpoint.planner import SavePlan, SavePlanner
 from torch.distributed.checkpoint.storage import WriteResult
@@ -40,7 +40,7 @@ from raftkv.checkpoint.storage.rank_files import RankFiles
 from raftkv.checkpoint.sync import Attempt
 from raftkv.checkpoint.trackers import Trackers, check_tools
 from raftkv.errors import ConfigError, RaftKVError
-from raftkv.torch.checkpoint.link import Link, Source, from_rank_0, is_distributed
+from raftkv.torch.checkpoint.link import Link, Source, Streams, from_rank_0, is_distributed
 from raftkv.training.errors import GenerationOver
 
 FileData = bytes | Callable[[], bytes]
@@ -215,7 +215,8 @@ class Writer(FileSystemWriter):
         try:
             attempt = self._enter(part)
             files = self._files = RankFiles(attempt.uri, digest=self._digest)
-            streams: Any = _Streams(files)
+            # .metadata is written under its own name at once: no reader looks before the commit.
+            streams: Any = Streams(lambda name: files.open(name.removesuffix(".tmp")))
             self.fs = streams
             results = super().write_data(replace(plan, storage_data=part.prefix), planner)
             if (count := len(results.value())) != len(plan.items):
@@ -293,48 +294,6 @@ class Writer(FileSystemWriter):
             self._link.claim()
         gone = dict.fromkeys(("_group", "_attempt", "_part", "_files", "state_dict_cache"))
         return {**self.__dict__, **gone, "fs": None}
-
-
-class _Streams(FileSystemBase):
-    """A file system for torch's writer, with the files of one rank: always new, digested while written.
-
-    ``.metadata`` is written under its own name at once: no reader looks before the commit, and the directory is new.
-    """
-
-    def __init__(self, files: RankFiles) -> None:
-        self._files = files
-
-    @contextlib.contextmanager
-    def create_stream(self, path: Any, mode: str) -> Iterator[Any]:
-        """Open a new file."""
-        with self._files.open(str(path)) as stream:
-            yield cast("IO[bytes]", stream)
-
-    def concat_path(self, path: Any, suffix: str) -> str:
-        """Return the name of a file below the attempt's directory, which is the only one."""
-        return suffix.removesuffix(".tmp")
-
-    def exists(self, path: Any) -> bool:
-        """Return False: all files are new."""
-        return False
-
-    def rename(self, path: Any, new_path: Any) -> None:
-        """Do nothing; see the class."""
-
-    def init_path(self, path: Any) -> Any:
-        """Return the path."""
-        return path
-
-    def mkdir(self, path: Any) -> None:
-        """Do nothing: opening a file creates its directories."""
-
-    def rm_file(self, path: Any) -> None:
-        """Do nothing: there is nothing to remove."""
-
-    @classmethod
-    def validate_checkpoint_id(cls, checkpoint_id: Any) -> bool:
-        """Return False."""
-        return False
 
 
 def _resolved(files: Mapping[str, FileData]) -> dict[str, bytes]:
