@@ -37,7 +37,7 @@ from raftkv.checkpoint.storage.verify import read_verified
 from raftkv.client.arguments import instance, whole
 from raftkv.client.control import Control, until_answered
 from raftkv.client.operations import Operation, create_revision, delete, get, get_range, mod_revision, put, value
-from raftkv.client.records import Record, RecordError, read
+from raftkv.client.records import SIGNED, Limits, Record, RecordError, read
 from raftkv.client.sync.blocking import Blocking, blocking
 from raftkv.client.values import KeyValue, TxnResult
 from raftkv.errors import ConfigError, StatusError
@@ -125,7 +125,7 @@ class Position(Record):
     consumed: int  # no default, so that every file has it, and other records are not taken for positions
     seed: int = 0
     dataset: str = ""
-    SIGNED: ClassVar[frozenset[str]] = frozenset(("seed",))
+    LIMITS: ClassVar[Limits] = {"seed": SIGNED}
 
     def __post_init__(self) -> None:
         for name in ("epoch", "length", "consumed", "seed"):  # another number would be written, and never read again
@@ -137,14 +137,6 @@ class Position(Record):
     def begin(cls, length: int, *, seed: int = 0, dataset: str = "") -> Self:
         """Return the beginning of the first epoch. Arguments as the attributes."""
         return cls(0, length, 0, seed, dataset)
-
-    @classmethod
-    def from_plain(cls, plain: object) -> Self:
-        """Implement ``Record.from_plain``: impossible numbers are refused like any other damage."""
-        try:
-            return super(Position, cls).from_plain(plain)
-        except ConfigError as error:
-            raise RecordError(cls.NAME, str(error)) from None
 
     @property
     def remaining(self) -> int:
@@ -275,13 +267,10 @@ class Used(_Ranges):
         """Return the beginning of the first epoch. Arguments as the attributes."""
         return cls(0, length, (), dataset)
 
-    @classmethod
-    def from_plain(cls, plain: object) -> Self:
-        """Implement ``Record.from_plain``: samples beyond the epoch are refused."""
-        found = super(Used, cls).from_plain(plain)
-        if found.done and found.done[-1][1] > found.length:
-            raise RecordError(cls.NAME, f"{found.done[-1][1]} samples of {found.length}")
-        return found
+    def check(self) -> None:
+        """Implement ``Record.check``: samples beyond the epoch are refused."""
+        if self.done and self.done[-1][1] > self.length:
+            raise RecordError(self.NAME, f"{self.done[-1][1]} samples of {self.length}")
 
     @property
     def remaining(self) -> int:

@@ -14,6 +14,7 @@ from typing import ClassVar, Final
 from raftkv.checkpoint.keys import (
     CHILD,
     METRICS_MAX,
+    STEP_MAX,
     WORLD_SIZE_MAX,
     AttemptId,
     RegistryKeys,
@@ -24,7 +25,7 @@ from raftkv.checkpoint.keys import (
     parts_in_run,
     quoted,
 )
-from raftkv.client.records import Record, RecordError
+from raftkv.client.records import Limits, Record, RecordError
 from raftkv.errors import ConfigError
 
 GENERATION_MAX: Final = 2**48
@@ -44,15 +45,11 @@ class FenceRecord(Record):
     """
 
     NAME: ClassVar[str] = "fence"
+    LIMITS: ClassVar[Limits] = {"generation": (0, GENERATION_MAX)}  # the next claim is higher
     generation: int
     source: str
     holder: str = ""
     time: float = 0.0
-
-    def check(self) -> None:
-        """Implement ``Record.check``: the number of the next claim, which is higher, must be valid too."""
-        if self.generation > GENERATION_MAX:
-            raise RecordError(self.NAME, f"generation is {self.generation}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -243,15 +240,11 @@ class Extremes(Record):
     """The smallest and the largest value of a metric, and their steps."""
 
     NAME: ClassVar[str] = "extremes"
+    LIMITS: ClassVar[Limits] = {"min_step": (0, STEP_MAX), "max_step": (0, STEP_MAX)}
     min_value: float
     min_step: int
     max_value: float
     max_step: int
-
-    def check(self) -> None:
-        """Implement ``Record.check``."""
-        check_step(self.min_step)
-        check_step(self.max_step)
 
     def with_value(self, value: float, step: int) -> Extremes:
         """Return the extremes with one more value; of equal values the newer step counts."""
@@ -272,6 +265,7 @@ class Latest(Record):
     """
 
     NAME: ClassVar[str] = "latest"
+    LIMITS: ClassVar[Limits] = {"step": (0, STEP_MAX)}
     PARTS: ClassVar[Mapping[str, type[Record]]] = {"best": Extremes}
     step: int
     generation: int
@@ -279,10 +273,6 @@ class Latest(Record):
     size_bytes: int = 0
     best: Mapping[str, Extremes] = field(default_factory=dict)
     time: float = 0.0
-
-    def check(self) -> None:
-        """Implement ``Record.check``."""
-        check_step(self.step)
 
 
 @dataclass(frozen=True, slots=True)

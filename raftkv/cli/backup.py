@@ -45,7 +45,7 @@ from raftkv.cli.program import BAD_FLAGS, ERROR, SUCCESS, CommandError, on_signa
 from raftkv.cli.table import byte_bar, progress_bar, render
 from raftkv.client.admin import Progress
 from raftkv.client.library import Client, connect
-from raftkv.client.records import Record, RecordError
+from raftkv.client.records import SIGNED, Limits, Record, RecordError
 from raftkv.client.rpc import methods
 from raftkv.client.values import EndpointStatus
 from raftkv.config import ServerConfig
@@ -93,7 +93,7 @@ class Manifest(Record):
     """
 
     NAME: ClassVar[str] = "backup"
-    SIGNED: ClassVar[frozenset[str]] = frozenset(("compact_revision",))
+    LIMITS: ClassVar[Limits] = {"compact_revision": SIGNED, "number": (0, NUMBER_MAX)}  # the next one is higher
     name: str
     taken_s: float
     revision: int
@@ -116,8 +116,6 @@ class Manifest(Record):
         """Implement ``Record.check``: the name is used for files, and name and endpoint are printed."""
         if time_of(self.name + DATA_SUFFIX) is None or not self.endpoint.isprintable():
             raise RecordError(self.NAME, f"name is {reprlib.repr(self.name)}, endpoint {reprlib.repr(self.endpoint)}")
-        if self.number > NUMBER_MAX:  # the next backup needs a higher number
-            raise RecordError(self.NAME, f"number is {self.number}")
 
     def belongs_to(self, key: str) -> bool:
         """Implement ``Record.belongs_to``: the key is a file name without suffix."""

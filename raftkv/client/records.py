@@ -57,6 +57,10 @@ _ITEMS: Final[dict[str, tuple[type, ...]]] = {
     "tuple[str, ...]": (str,),
 }
 NUMBER_MAX: Final = 2**64 - 1
+Limits = Mapping[str, tuple[int, int]]
+SIGNED: Final = (-NUMBER_MAX, NUMBER_MAX)
+"""Limits of a whole number that may be negative."""
+_UNSIGNED: Final = (0, NUMBER_MAX)
 TIME_MAX_S: Final = 60_000_000_000.0
 """Limit of times, before and after 1970, within which every calendar and time zone has dates."""
 SHOWN_MAX: Final = 400
@@ -85,7 +89,7 @@ class Record:
     Attributes:
         NAME: name of the kind of record, for errors.
         STORED_AS: fields that have another name in JSON.
-        SIGNED: whole numbers that may be negative.
+        LIMITS: least and highest whole number of a field, by its name in JSON; the others are from 0 to ``NUMBER_MAX``.
         SPOKEN: texts for people, from any source, for example an exception: instead of being refused, they are
             truncated and made encodable.
         PARTS: fields that contain other records, by their names in JSON: an optional record, a tuple, or a table.
@@ -93,7 +97,7 @@ class Record:
 
     NAME: ClassVar[str] = "?"
     STORED_AS: ClassVar[Mapping[str, str]] = {}
-    SIGNED: ClassVar[frozenset[str]] = frozenset()
+    LIMITS: ClassVar[Limits] = {}
     SPOKEN: ClassVar[frozenset[str]] = frozenset()
     PARTS: ClassVar[Mapping[str, type[Record]]] = {}
 
@@ -154,8 +158,8 @@ class Record:
                 values[attribute] = cls.read_field(name, kind, plain[name])
             elif default is MISSING:
                 raise RecordError(cls.NAME, f"{name} is missing")
-        record = cls(**values)
         try:
+            record = cls(**values)
             record.check()
         except ConfigError as error:
             raise RecordError(cls.NAME, str(error)) from None
@@ -173,7 +177,8 @@ class Record:
         if (part := cls.PARTS.get(name)) is not None:
             return _parts(cls.NAME, name, kind, value, part)
         checked = _checked(cls.NAME, name, kind, value)
-        if kind == "int" and checked < 0 and name not in cls.SIGNED:
+        least, most = cls.LIMITS.get(name, _UNSIGNED)
+        if kind == "int" and not least <= checked <= most:
             raise RecordError(cls.NAME, f"{name} is {checked}")
         return checked
 

@@ -253,8 +253,6 @@ class Scopes:
         if found is None:
             return 0, None
         current = GenerationRecord.decode(found.value)
-        if current.generation < 0 or any(member.slots < 0 for member in current.members):
-            raise RecordError(GenerationRecord.NAME, "it has negative numbers")
         if world_size(current.members) > SLOTS_MAX:
             raise RecordError(GenerationRecord.NAME, f"it has more than {SLOTS_MAX} slots")
         return found.mod_revision, current

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final, Self, cast
 from raftkv.client.control import Sparse
 from raftkv.client.kv import Txn, txn
 from raftkv.client.operations import Compare, lease_of
-from raftkv.client.records import NUMBER_MAX, Record, RecordError
+from raftkv.client.records import NUMBER_MAX, SIGNED, Limits, Record, RecordError
 from raftkv.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -74,18 +74,13 @@ class TrainingRecord(Record):
 
     STORED_AS: ClassVar[Mapping[str, str]] = _STORED_AS
 
-    @classmethod
-    def check_number(cls, name: str, number: int, least: int, most: int) -> None:
-        """Raise RecordError if a number is outside of its range."""
-        if not least <= number <= most:
-            raise RecordError(cls.NAME, f"{stored_name(name)} is {number}")
-
 
 @dataclass(frozen=True, slots=True)
 class Member(TrainingRecord):
     """A node that is a member of a generation."""
 
     NAME: ClassVar[str] = "member"
+    LIMITS: ClassVar[Limits] = {"slots": (1, SLOTS_MAX)}
     id: str
     host: str
     address: str = ""
@@ -111,10 +106,6 @@ class Member(TrainingRecord):
             return super(Member, cls).from_plain(plain)
         return member
 
-    def check(self) -> None:
-        """Implement ``Record.check``."""
-        self.check_number("slots", self.slots, 1, SLOTS_MAX)
-
 
 @dataclass(frozen=True, slots=True)
 class Node(TrainingRecord):
@@ -134,6 +125,7 @@ class Node(TrainingRecord):
     """
 
     NAME: ClassVar[str] = "node"
+    LIMITS: ClassVar[Limits] = {"slots": (1, SLOTS_MAX)}
     id: str
     host: str
     address: str = ""
@@ -145,10 +137,6 @@ class Node(TrainingRecord):
     max_nodes: int = 1
     data: Mapping[str, str] = field(default_factory=dict)
     time: float = 0.0
-
-    def check(self) -> None:
-        """Implement ``Record.check``."""
-        self.check_number("slots", self.slots, 1, SLOTS_MAX)
 
     def belongs_to(self, key: str) -> bool:
         """Implement ``Record.belongs_to``."""
@@ -165,14 +153,11 @@ class GenerationRecord(TrainingRecord):
     """A generation: its members, in rank order."""
 
     NAME: ClassVar[str] = "round"
+    LIMITS: ClassVar[Limits] = {"epoch": (0, GENERATION_MAX)}
     PARTS: ClassVar[Mapping[str, type[Record]]] = {"members": Member}
     generation: int
     members: tuple[Member, ...] = ()
     time: float = 0.0
-
-    def check(self) -> None:
-        """Implement ``Record.check``."""
-        self.check_number("generation", self.generation, 0, GENERATION_MAX)
 
 
 @dataclass(frozen=True, slots=True)
@@ -244,6 +229,7 @@ class State(TrainingRecord):
     """
 
     NAME: ClassVar[str] = "state"
+    LIMITS: ClassVar[Limits] = {"epoch": (0, GENERATION_MAX)}
     SPOKEN: ClassVar[frozenset[str]] = frozenset(("reason",))
     generation: int
     phase: str
@@ -259,7 +245,6 @@ class State(TrainingRecord):
 
     def check(self) -> None:
         """Implement ``Record.check``."""
-        self.check_number("generation", self.generation, 0, GENERATION_MAX)
         if self.phase not in PHASES:
             raise RecordError(self.NAME, f"phase is {reprlib.repr(self.phase)}")
 
@@ -280,7 +265,7 @@ class Fault(TrainingRecord):
     """
 
     NAME: ClassVar[str] = "fault"
-    SIGNED: ClassVar[frozenset[str]] = frozenset(("rank", "exit_code"))
+    LIMITS: ClassVar[Limits] = {"rank": SIGNED, "exit_code": SIGNED}
     SPOKEN: ClassVar[frozenset[str]] = frozenset(("message",))
     generation: int
     node: str

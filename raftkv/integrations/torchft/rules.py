@@ -31,7 +31,7 @@ from typing import ClassVar, Final
 
 from google.protobuf.message import DecodeError
 
-from raftkv.client.records import RecordError, number_in
+from raftkv.client.records import Limits, RecordError, number_in
 from raftkv.errors import ConfigError
 from raftkv.pb import torchft_pb2
 from raftkv.rpc.shares import Identity, Shares
@@ -441,16 +441,12 @@ class QuorumRecord(TrainingRecord):
     """
 
     NAME: ClassVar[str] = "quorum"
+    LIMITS: ClassVar[Limits] = {"quorum_id": (0, QUORUM_ID_MAX)}  # leaves room for later ids in torchft's integer type
     quorum_id: int
     asks: Mapping[str, str] = field(default_factory=dict)
     messages: Mapping[str, str] = field(default_factory=dict)
     time: float = 0.0
     cluster: str = ""
-
-    def check(self) -> None:
-        """Implement ``Record.check``: the id leaves room for later ids in torchft's integer type."""
-        if self.quorum_id > QUORUM_ID_MAX:
-            raise RecordError(self.NAME, f"quorum_id is {self.quorum_id}")
 
     @classmethod
     def of(cls, quorum_id: int, members: tuple[Ask, ...], time: float, cluster: str = "") -> QuorumRecord:

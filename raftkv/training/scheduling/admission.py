@@ -33,7 +33,7 @@ from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from typing import ClassVar, Final
 
-from raftkv.client.records import NUMBER_MAX, Record, RecordError
+from raftkv.client.records import NUMBER_MAX, Limits, Record, RecordError
 from raftkv.training.records import CLUSTER_ROOT, TrainingRecord
 
 # -- record ---------------------------------------------------------------------------------------------------------
@@ -99,6 +99,7 @@ class Claim(TrainingRecord):
 
     NAME: ClassVar[str] = "claim"
     PARTS: ClassVar[Mapping[str, type[Record]]] = {"nodes": Need}
+    LIMITS: ClassVar[Limits] = dict.fromkeys(("weight", "min_nodes", "max_nodes"), (1, NUMBER_MAX))
     run: str
     since: int
     weight: int = 1
@@ -132,8 +133,6 @@ class Claim(TrainingRecord):
 
     def check(self) -> None:
         """Implement ``Record.check``: the nodes fit together."""
-        for name in ("weight", "min_nodes", "max_nodes"):
-            self.check_number(name, getattr(self, name), 1, NUMBER_MAX)
         ids, granted = {need.id for need in self.nodes}, set(self.granted)
         if len(ids) != len(self.nodes) or len(granted) != len(self.granted) or not granted <= ids:
             raise RecordError(self.NAME, f"the nodes of run {self.run!r} do not fit together")
@@ -164,7 +163,8 @@ class Ledger(TrainingRecord):
     def check(self) -> None:
         """Implement ``Record.check``."""
         for host, slots in self.declared.items():
-            self.check_number(host, slots, 0, NUMBER_MAX)
+            if slots < 0:
+                raise RecordError(self.NAME, f"{host} is {slots}")
 
 
 @dataclass(frozen=True, slots=True)
