@@ -500,11 +500,7 @@ class Job:
         if number > QUORUM_ID_MAX:  # only a stranger's quorum comes near it
             number = 1 + secrets.randbelow(ID_LEAP)
         record = QuorumRecord.of(number, members, time.time(), cluster)
-        if own and not is_new:
-            confirmed = await self._confirm()
-        else:
-            confirmed = await self._write(record)
-        if confirmed:
+        if await self._commit(None if own and not is_new else record):
             if is_new:
                 _log.info("%s: quorum %d: %s", self.name, record.quorum_id, ", ".join(record.members))
             self._deliver(record)
@@ -549,17 +545,12 @@ class Job:
             self._reason = self.decision.reason
             _log.debug("%s: %s", self.name, self._reason)
 
-    async def _confirm(self) -> bool:
-        """Return whether this daemon is still the arbiter and knows the last quorum, by one read."""
-        return await self._commit(get(self._keys.arbiter))
-
-    async def _write(self, record: QuorumRecord) -> bool:
-        return await self._commit(put(self._keys.quorum, record.encode()), record)
-
-    async def _commit(self, operation: Operation, record: QuorumRecord | None = None) -> bool:
+    async def _commit(self, record: QuorumRecord | None) -> bool:
+        """Write a quorum, or none; return whether this daemon is still the arbiter and knows the last quorum."""
         if self._arbiter is None:
             return False
         keys = self._keys
+        operation = get(keys.arbiter) if record is None else put(keys.quorum, record.encode())
         result = await (
             self._kv.txn()
             .when(
