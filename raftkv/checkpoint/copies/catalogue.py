@@ -122,16 +122,12 @@ async def nearest(control: Control, keys: RegistryKeys, step: int, file: str, sp
     if record is None:
         raise CheckpointNotFound(f"run {keys.run_id!r} has no checkpoint of step {step} of kind {kind}")
     checkpoint = read(Checkpoint, record)
-    records = sorted(_copies_among(page.items, checkpoint), key=_holder)
+    records = sorted(_copies_among(page.items, checkpoint), key=lambda copy: copy.holder)
     found = [Copy(distance(spot, copy.host, copy.topology), copy) for copy in records]
     found.sort(key=lambda copy: (TIERS.index(copy.tier), copy.distance))
     if kind != MEMORY:
         found.append(Copy(distance(spot, "", ""), None, checkpoint.uri))
     return Whereabouts(checkpoint, None if listing is None else listing.value, found)
-
-
-def _holder(copy: CopyRecord) -> str:
-    return copy.holder
 
 
 async def copies_of(control: Control, keys: RegistryKeys, attempt: AttemptRecord | Checkpoint) -> list[CopyRecord]:

@@ -131,7 +131,7 @@ class Shelf:
         self._latest: dict[str, Latest] = {}
         self._forgotten: dict[str, int] = {}
         self._spare: list[mmap.mmap] = []
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks: set[asyncio.Task[Any]] = set()
         self._copy = Reflector(control, below(self._keys.latest_all), self._changed, on_restored=self._forgotten.clear)
 
     async def open(self) -> None:
@@ -280,17 +280,14 @@ class Shelf:
     def _lost(self, number: int) -> None:
         if number == self._grants:  # else a call has met its end before
             self._grant = None
-            self._start(self._renew())
+            self._start(self._leased())
 
-    async def _renew(self) -> None:
-        await self._leased()
-
-    def _start(self, work: Coroutine[Any, Any, None]) -> None:
+    def _start(self, work: Coroutine[Any, Any, object]) -> None:
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._ended)
 
-    def _ended(self, task: asyncio.Task[None]) -> None:
+    def _ended(self, task: asyncio.Task[Any]) -> None:
         self._tasks.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
             _log.warning("raftkv: the process that holds checkpoint copies failed: %s", error)

@@ -73,7 +73,7 @@ class WorkerAttachment(RecordView):
         self._kv = kv
         self._place = place
         self._keys = RunKeys(check_run_id(place.run_id))
-        self._cache = RecordCache(ClientControl(kv), place.run_id, self._changed)
+        self._cache = RecordCache(ClientControl(kv), place.run_id, lambda: self._callbacks.call(self))
         self._callbacks: Callbacks[WorkerAttachment] = Callbacks()
 
     @classmethod
@@ -165,9 +165,6 @@ class WorkerAttachment(RecordView):
             if first <= place.rank < first + current.members[index].slots:
                 return World(place.run_id, place.generation, current.members, index, self._cache.round_revision)
         raise ConfigError(f"generation {place.generation} of run {place.run_id!r} has no rank {place.rank}")
-
-    def _changed(self) -> None:
-        self._callbacks.call(self)
 
 
 Attachment = Participant | WorkerAttachment
