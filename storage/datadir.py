@@ -157,8 +157,8 @@ def format_refusal(what: str, stated: int, known: int) -> str:
 
 
 _WAL_MAGIC = b"\xa7rkW"
-_BOLT_MAGIC = b"\xed\xda\x0c\xed"
-_BOLT_MAGIC_AT = 16
+ETCD_DATABASE = b"\xed\xda\x0c\xed", 16
+"""First bytes of a database of etcd, and their place."""
 
 
 def refuse_etcd(data_dir: str, wal_dir: str) -> None:
@@ -175,7 +175,7 @@ def refuse_etcd(data_dir: str, wal_dir: str) -> None:
     log = os.path.join(wal_dir, segments[0]) if segments else ""
     database = os.path.join(data_dir, "member", "snap", "db")
     # Recognised by their contents: the file names are the same for both programs.
-    if _begins(database, _BOLT_MAGIC, _BOLT_MAGIC_AT) or (log and _is_etcd_log(log)):
+    if begins(database, *ETCD_DATABASE) or (log and _is_etcd_log(log)):
         raise StorageError(
             f"{data_dir} is the data directory of an etcd member, which raftkv cannot read: give raftkv a --data-dir "
             "of its own, and copy the keys with `raftkvctl make-mirror` while both run"
@@ -184,10 +184,11 @@ def refuse_etcd(data_dir: str, wal_dir: str) -> None:
 
 def _is_etcd_log(path: str) -> bool:
     """Return whether a file starts like etcd's log: ``08 04`` (record type 4, checksum chain) after 8 length bytes."""
-    return _begins(path, b"\x08\x04", 8) and not _begins(path, _WAL_MAGIC, 0)
+    return begins(path, b"\x08\x04", 8) and not begins(path, _WAL_MAGIC, 0)
 
 
-def _begins(path: str, data: bytes, offset: int) -> bool:
+def begins(path: str | Path, data: bytes, offset: int) -> bool:
+    """Return whether a file has these bytes at an offset; False: it cannot be read."""
     try:
         with open(path, "rb") as file:
             file.seek(offset)

@@ -16,6 +16,7 @@ from raftkv.pb import rpc_pb2
 from raftkv.storage import applied_mark, schema
 from raftkv.storage.backend.base import History, ReadTxn, WriteBatch
 from raftkv.storage.backend.lmdb import LMDBBackend, read_value, replace_file
+from raftkv.storage.datadir import begins
 from raftkv.storage.hash import KVHash, hash_kv
 from raftkv.storage.mvcc import FIRST_REVISION
 from raftkv.storage.revision import SUB_BITS, from_key, unseal
@@ -159,8 +160,6 @@ def storage_version(data_dir: str) -> str:
 BATCH_RECORDS: Final = 10_000
 BATCH_BYTES: Final = 16 << 20
 """Bytes of records kept in memory before they are written."""
-_MAGIC: Final = b"\xde\xc0\xef\xbe"
-_MAGIC_AT: Final = 16
 _OF_THE_CLUSTER: Final = frozenset({schema.MEMBERS, schema.MEMBERS_REMOVED, schema.CLUSTER})
 _META_TAKEN: Final = (schema.META_SCHEDULED_COMPACT, schema.META_FINISHED_COMPACT)
 
@@ -179,8 +178,7 @@ Forward = Callable[[LMDBBackend, Base], None]
 
 def is_database(path: Path) -> bool:
     """Return whether a file is a database of raftkv, by its first bytes."""
-    with path.open("rb") as file:
-        return file.read(_MAGIC_AT + len(_MAGIC))[_MAGIC_AT:] == _MAGIC
+    return begins(path, b"\xde\xc0\xef\xbe", 16)
 
 
 def copy_database(path: Path, backend: LMDBBackend) -> tuple[int, Base]:

@@ -24,14 +24,13 @@ from raftkv.offline.etcd.records import META_STORAGE_VERSION, compact_revision_f
 from raftkv.pb import kv_pb2
 from raftkv.storage import schema
 from raftkv.storage.bolt.reader import BoltFile
+from raftkv.storage.datadir import ETCD_DATABASE, begins
 from raftkv.storage.hash import KVHash, hash_kv
 from raftkv.storage.revision import SUB_BITS, describe, from_key, is_tombstone, is_well_formed, seal
 
 _SECTOR_BYTES: Final = 512
 _CHUNK_BYTES: Final = 1 << 20
 HASH_BYTES: Final = 32
-_MAGIC: Final = b"\xed\xda\x0c\xed"
-_MAGIC_AT: Final = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,13 +96,7 @@ def _as_go(data: bytes) -> str:
 
 def is_snapshot(path: str) -> bool:
     """Return whether a path is a file that begins like an etcd database."""
-    if not os.path.isfile(path):  # a pipe may never have a writer
-        return False
-    try:
-        with open(path, "rb") as file:
-            return file.read(_MAGIC_AT + len(_MAGIC))[_MAGIC_AT:] == _MAGIC
-    except OSError:
-        return False
+    return os.path.isfile(path) and begins(path, *ETCD_DATABASE)  # a pipe may never have a writer
 
 
 @contextmanager
