@@ -37,6 +37,7 @@ from raftkv.client.control import ClientControl
 from raftkv.client.credentials import announce_settings
 from raftkv.client.kv import pipelined
 from raftkv.client.library import Client
+from raftkv.client.local import free_port
 from raftkv.client.operations import Compare, Delete, lease_of, mod_revision
 from raftkv.client.records import number_in
 from raftkv.dataset import keys as dataset_keys
@@ -52,7 +53,7 @@ from raftkv.integrations.horovod import ROOT as HOROVOD_ROOT
 from raftkv.integrations.torchft.rules import ROOT as TORCHFT_ROOT
 from raftkv.rpc.server.http import HttpRequest, HttpResponse, refuse_host, text_response
 from raftkv.rpc.server.server import Server
-from raftkv.training.config import RunConfig, free_port, guess_address, parse_options
+from raftkv.training.config import RunConfig, guess_address, parse_options
 from raftkv.training.errors import UnknownRun
 from raftkv.training.history import RunHistory, RunSummary, follow, list_runs, read_history, read_progress
 from raftkv.training.metrics import Exporter

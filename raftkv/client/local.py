@@ -69,6 +69,7 @@ READY_TIMEOUT_S: Final = 90.0
 POLL_S: Final = 0.01
 _PORTS: Final = range(10_000, 32_000)
 """Below the kernel's range of ports for outgoing connections, which may be taken at any moment."""
+_PORT_ATTEMPTS: Final = 100
 _HEALTH_TIMEOUT_S: Final = 10.0
 _LOG_TAIL_BYTES: Final = 4096
 
@@ -250,23 +251,31 @@ def is_healthy(endpoint: str) -> bool:
         connection.close()
 
 
-def hold_ports(count: int) -> list[socket.socket]:
-    """Return sockets that are bound to free ports: servers can listen there, and a search for a port passes them by.
+def hold_port(host: str = HOST) -> socket.socket:
+    """Return a socket that is bound to a free port: a server can listen there, and a search for a port passes it by.
 
     Servers set SO_REUSEADDR, as asyncio and Go do. A search for a free port does not, so that the kernel refuses it.
+
+    Raises:
+        ConfigError: no port is free.
     """
     chooser = random.SystemRandom()
-    held: list[socket.socket] = []
-    while len(held) < count:
+    for _ in range(_PORT_ATTEMPTS):
         one = socket.socket()
         try:
-            one.bind((HOST, chooser.choice(_PORTS)))
+            one.bind((host, chooser.choice(_PORTS)))
         except OSError:
             one.close()
         else:
             one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            held.append(one)
-    return held
+            return one
+    raise ConfigError(f"no free port between {_PORTS.start} and {_PORTS.stop} was found in {_PORT_ATTEMPTS} attempts")
+
+
+def free_port() -> int:
+    """Return a port on which no server of this machine listens. Raises ConfigError."""
+    with hold_port("") as one:
+        return int(one.getsockname()[1])
 
 
 def log_tail(path: Path) -> str:
@@ -535,7 +544,7 @@ class LocalCluster:
             member.wait_ready(timeout_s=self._timeout_s)
 
     def _make_members(self, directory: Path, group: int) -> list[LocalMember]:
-        self._held = hold_ports(2 * self._size)
+        self._held = [hold_port() for _ in range(2 * self._size)]
         ports = [one.getsockname()[1] for one in self._held]
         members = [
             LocalMember(f"node{number}", directory, client, peer, flags=self._flags, group=group)

@@ -24,9 +24,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Final
 
 from raftkv.client.credentials import client_settings
+from raftkv.client.local import free_port
 from raftkv.client.sync.library import Client, connect
 from raftkv.errors import ConfigError, RaftKVError
-from raftkv.training.config import CONNECT_TIMEOUT_S, RunConfig, free_port, guess_address
+from raftkv.training.config import CONNECT_TIMEOUT_S, RunConfig, guess_address
 from raftkv.training.records import EXIT, Fault
 from raftkv.training.rendezvous.sync_participant import Participant
 from raftkv.training.rendezvous.world import World

@@ -8,8 +8,6 @@ Defines the option names that users write (``--rdzv-conf=lease_ttl=2,last_call_t
 
 from __future__ import annotations
 
-import contextlib
-import random
 import re
 import socket
 from collections.abc import Callable, Iterable, Mapping
@@ -248,23 +246,3 @@ def _source_towards(endpoint: Endpoint) -> str:
             return str(probe.getsockname()[0])
     except OSError:
         return ""
-
-
-_PORTS: Final = range(10_000, 32_000)
-"""Ports below the kernel's range for outgoing connections, which may be taken at any moment."""
-_PORT_ATTEMPTS: Final = 100
-
-
-def free_port() -> int:
-    """Find a port without a listener.
-
-    Raises:
-        ConfigError: none was found.
-    """
-    chooser = random.SystemRandom()
-    for _ in range(_PORT_ATTEMPTS):
-        port = chooser.choice(_PORTS)
-        with contextlib.suppress(OSError), socket.socket() as probe:
-            probe.bind(("", port))
-            return port
-    raise ConfigError(f"no free port between {_PORTS.start} and {_PORTS.stop} was found in {_PORT_ATTEMPTS} attempts")

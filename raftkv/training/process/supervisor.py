@@ -38,12 +38,11 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from raftkv.client import guard
-from raftkv.client.local import start_guard
+from raftkv.client.local import free_port, start_guard
 from raftkv.client.records import RecordError, read
 from raftkv.client.rpc.retry import until_answered
 from raftkv.errors import RaftKVError
 from raftkv.loop.outcomes import outcome_of
-from raftkv.training.config import free_port
 from raftkv.training.errors import GenerationOver, RunClosed
 from raftkv.training.process.environment import STYLES, Extras, Meeting, make_environment
 from raftkv.training.process.faults import End, MemoryEvents, Worker, end_of
