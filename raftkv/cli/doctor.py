@@ -137,7 +137,7 @@ Rule = tuple[object, Callable[[str, str, str], Finding], str]
 """A condition, the severity (``warning`` or ``failure``), and the advice."""
 
 
-def judged(subject: str, figure: str, *rules: Rule) -> Finding:
+def assess(subject: str, figure: str, *rules: Rule) -> Finding:
     """Return the finding of the first rule whose condition holds; without one, the figure is right."""
     for holds, level, advice in rules:
         if holds:
@@ -337,7 +337,7 @@ def _quorum(picture: Picture) -> Finding:
     quorum = len(voters) // 2 + 1
     figure = f"{there} of {len(voters)} voters answer, a quorum is {quorum}"
     rest = "if members are lost for good: --force-new-cluster (docs, 'Lost quorum')"
-    return judged(
+    return assess(
         "quorum",
         figure,
         (there < quorum, failure, f"start members until a quorum answers; {rest}"),
@@ -380,7 +380,7 @@ def _versions(picture: Picture) -> Finding:
     )
     figure = ", ".join(f"{version} ({times})" for version, times in sorted(versions.items()))
     upgrade = "finish the upgrade: features that not all members know are refused until then"
-    return judged("versions", figure, (len(versions) > 1, warning, upgrade))
+    return assess("versions", figure, (len(versions) > 1, warning, upgrade))
 
 
 def _alarms(picture: Picture) -> Finding:
@@ -470,7 +470,7 @@ def _space(picture: Picture) -> Iterator[Finding]:
         loose_bytes = status.dbSize - status.dbSizeInUse
         is_loose = loose_bytes > FRAGMENTED_BYTES and loose_bytes > FRAGMENTED_SHARE * status.dbSize
         remedy = "delete keys, or raise --quota-backend-bytes"
-        yield judged(
+        yield assess(
             subject,
             figure,
             (share >= QUOTA_FAILURE, failure, f"at the quota writes stop: compact, {remedy}"),
@@ -542,7 +542,7 @@ def _ways(picture: Picture, timing: ServerConfig) -> Iterator[Finding]:
     slowest, election_ms = max(times), timing.election_timeout_s * 1000
     figure = f"slowest round trip {slowest:.2f} ms, election timeout {election_ms:g} ms"
     advice = f"on all: --election-timeout {slowest * ROUND_TRIPS:.0f}, --heartbeat-interval {slowest:.0f} or more"
-    yield judged("network", figure, (slowest * ROUND_TRIPS > election_ms, warning, advice))
+    yield assess("network", figure, (slowest * ROUND_TRIPS > election_ms, warning, advice))
 
 
 # -- machine --------------------------------------------------------------------------------------------------------
@@ -611,7 +611,7 @@ def check_descriptors(hard: int) -> Finding:
 
 def _judge_files(subject: str, limit: float, figure: str) -> Finding:
     advice = "each connection needs one: set LimitNOFILE=65536 in the unit, or raise ulimit -Hn"
-    return judged(subject, figure, (limit < FILES_MIN, warning, advice))
+    return assess(subject, figure, (limit < FILES_MIN, warning, advice))
 
 
 def _fields(path: Path) -> dict[str, int]:
@@ -632,10 +632,10 @@ def _check_memory(root: Path) -> Iterator[Finding]:
         shown += f", cgroup limit {human_size(limit)}"
         available = min(available, limit)
     advice = "the key index is held in memory: a member needs 512 MiB, and 300 bytes per key"
-    yield judged("memory", shown, (available < MEMORY_MIN_BYTES, warning, advice))
+    yield assess("memory", shown, (available < MEMORY_MIN_BYTES, warning, advice))
     used = found.get("SwapTotal", 0) - found.get("SwapFree", 0)
     advice = "a swapped-out member misses heartbeats: add memory, or run swapoff"
-    yield judged("swap", f"{human_size(used)} in use", (used > MEMORY_MIN_BYTES, warning, advice))
+    yield assess("swap", f"{human_size(used)} in use", (used > MEMORY_MIN_BYTES, warning, advice))
 
 
 def _check_huge_pages(root: Path) -> Finding:
@@ -646,7 +646,7 @@ def _check_huge_pages(root: Path) -> Finding:
         return skipped(subject, "this system does not report it")
     chosen = text[text.find("[") + 1 : text.find("]")]
     advice = "compacting huge pages pauses processes: echo madvise > /sys/kernel/mm/transparent_hugepage/enabled"
-    return judged(subject, chosen, (chosen == "always", warning, advice))
+    return assess(subject, chosen, (chosen == "always", warning, advice))
 
 
 def _requirements() -> list[str]:
@@ -797,7 +797,7 @@ def _check_kind(subject: str, path: Path) -> Finding:
     if not kind:
         return skipped(subject, "this system does not report it")
     advice = _NOT_DURABLE.get(kind, "")
-    return judged(subject, kind, (advice, warning, advice))
+    return assess(subject, kind, (advice, warning, advice))
 
 
 def kind_of(path: Path, mounts: Path) -> str:
@@ -835,7 +835,7 @@ def check_room(subject: str, path: Path) -> Finding:
         return failure(subject, "no inodes left", "delete other files on this file system")
     is_low, low = free < FREE_LOW_BYTES or share < FREE_LOW_SHARE, "the log, the database and its snapshots need it"
     full = "writes stop when it is full: free space, or move the member to a larger disk"
-    return judged(subject, figure, (free < FREE_MIN_BYTES, failure, full), (is_low, warning, f"free space: {low}"))
+    return assess(subject, figure, (free < FREE_MIN_BYTES, failure, full), (is_low, warning, f"free space: {low}"))
 
 
 def check_latency(subject: str, path: Path) -> Finding:
