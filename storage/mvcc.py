@@ -963,16 +963,7 @@ class Store:
         # The hash reads only the disk, so that it can run on any thread.
         self.flush(lambda: on_ready(partial(hash_kv, self.backend.begin_read, revision)))
 
-    def install(self, received: Path) -> None:
-        """Do all of ``install_steps`` at once: blocks the owner for about 2 s per million keys, and until a running
-        commit ends.
-        """
-        for _ in self.install_steps(received, wait_for_commit=False):
-            pass
-
-    def install_steps(
-        self, received: Path, *, wait_for_commit: bool = True, beside: Iterable[Beside] = ()
-    ) -> Generator[float, None, None]:
+    def install_steps(self, received: Path, beside: Iterable[Beside] = ()) -> Generator[float, None, None]:
         """Replace the state by a received database, made by ``copy_to`` on another member and verified.
 
         Each step takes a few milliseconds and yields the number of seconds to wait before the next. Until the last
@@ -983,7 +974,6 @@ class Store:
 
         Arguments:
             received: the database file; it no longer exists afterwards.
-            wait_for_commit: wait for a running commit between the steps.
             beside: readers that take their part from the received database, also in steps.
 
         Raises:
@@ -1009,7 +999,7 @@ class Store:
                 yield 0.0
         # The new index is complete but not in use. After this wait there is no further yield, so no reader sees the
         # files of one database with the index of the other. (A running hash or copy continues on the old file.)
-        while wait_for_commit and self._overlay.is_busy:
+        while self._overlay.is_busy:
             yield WAIT_S
         failpoint("applyBeforeOpenSnapshot")
         self._overlay.exchange(partial(self.backend.replace, received))

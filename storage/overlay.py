@@ -104,8 +104,6 @@ class Overlay:
         # Callers of ``flush``, each with the number of the batch that it waits for, ascending. Batches are numbered in
         # order: ``_filling`` is the one being filled, ``_durable`` the last one on disk.
         self._waiters: deque[tuple[int, Callable[[], None]]] = deque()
-        self._epoch = 0
-        """Number of exchanges of the database; reports of commits to an earlier database are ignored."""
         self._filling = 1
         self._durable = 0
         self.space_error: SpaceError | None = None
@@ -264,7 +262,7 @@ class Overlay:
         if batch is None:
             return
         self.is_busy = True
-        self._writer.submit(lambda: _write(self._backend, batch), partial(self._committed, self._epoch))
+        self._writer.submit(lambda: _write(self._backend, batch), self._committed)
 
     def commit_next(self) -> None:
         """Commit the pending batch right after the waiters of the last commit were called; for use in its report.
@@ -292,9 +290,8 @@ class Overlay:
     def _has_pending(self) -> bool:
         return self._touched or self.pending.operations() > 0
 
-    def _committed(self, epoch: int, error: BaseException | None) -> None:
-        # The report is for a batch that ``exchange`` made obsolete.
-        if self.closed or epoch != self._epoch:
+    def _committed(self, error: BaseException | None) -> None:
+        if self.closed:
             return
         self.is_busy = False
         if error is None:
@@ -388,12 +385,9 @@ class Overlay:
         if self.is_busy or self._committing is not None:
             raise InvariantError("a batch is on its way to the disk")
 
-        epoch = self._epoch
-
         def finish(error: BaseException | None) -> None:
-            # A received database has replaced the one that was copied.
-            if self.closed or epoch != self._epoch:
-                done(StorageError("a received database has taken the place of the one that was copied"))
+            if self.closed:
+                done(StorageError("the store is closed"))
                 return
             # The file has lost its name, so nothing may be committed to it. (Damage is found before that.)
             if isinstance(error, InvariantError) and not isinstance(error, CorruptionError):
@@ -426,22 +420,20 @@ class Overlay:
     def exchange(self, replace: Callable[[], None]) -> None:
         """Drop every uncommitted change and continue with another database, which contains these changes.
 
-        Waits for the batch in flight, because its file is about to be replaced. An open unit ends: its changes are in
-        the other database. Call ``exchanged`` afterwards.
+        An open unit ends: its changes are in the other database. Call ``exchanged`` afterwards.
 
         Arguments:
             replace: exchanges the file; our read transaction is closed meanwhile.
 
         Raises:
-            InvariantError: the store is poisoned.
+            InvariantError: the store is poisoned, or the writer has a batch or another job, whose file is about to lose
+                its name.
         """
         if self.is_poisoned:
             raise InvariantError("the store is poisoned: an entry failed while it was applied")
-        # A running commit would write into a file that is about to lose its name.
-        self._writer.drain()
-        # The report of that commit comes later, and must not be mistaken for a commit to the new database.
-        self._epoch += 1
-        self.is_busy = self._commit_again = self._touched = self.is_changing = self._wanted = False
+        if self.is_busy:
+            raise InvariantError("a batch is on its way to the disk")
+        self._commit_again = self._touched = self.is_changing = self._wanted = False
         self._committing, self.pending = None, WriteBatch()
         self._committing_keys, self._pending_keys = [], []
         self._read.close()

@@ -63,9 +63,6 @@ class Writer(Protocol):
             done: called with ``None``, or with the error that the job raised.
         """
 
-    def drain(self) -> None:
-        """Wait until the jobs submitted so far have run; their reports may come later."""
-
     def close(self) -> None:
         """Finish the submitted jobs and stop. Reports that were not delivered yet may be lost."""
 
@@ -79,19 +76,12 @@ def _outcome(job: Job) -> BaseException | None:
     return None
 
 
-def _ignore(error: BaseException | None) -> None:
-    """Ignore the report of a job."""
-
-
 class InlineWriter:
     """A writer that runs each job inside ``submit``: for tools, and for tests that need no concurrency."""
 
     def submit(self, job: Job, done: Done) -> None:
         """Implement ``Writer.submit``."""
         done(_outcome(job))
-
-    def drain(self) -> None:
-        """Implement ``Writer.drain``."""
 
     def close(self) -> None:
         """Implement ``Writer.close``."""
@@ -112,13 +102,6 @@ class ThreadWriter:
     def submit(self, job: Job, done: Done) -> None:
         """Implement ``Writer.submit``."""
         self._jobs.put((job, done))
-
-    def drain(self) -> None:
-        """Implement ``Writer.drain``."""
-        drained = threading.Event()
-        # Queued like any job: when it runs, all earlier ones have run.
-        self._jobs.put((drained.set, _ignore))
-        drained.wait()
 
     def close(self) -> None:
         """Implement ``Writer.close``."""

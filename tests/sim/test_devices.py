@@ -117,7 +117,7 @@ class TestDatabase:
         process.scheduler.run_until(1.0)
         assert (database.commits, reports) == (0, [])
         process.alive = True
-        thread.drain()
+        thread.heal()
         process.scheduler.run_until(2.0)
         assert (database.commits, reports) == (1, [None])
 

@@ -165,10 +165,6 @@ class ScriptedWriter:
         while self._jobs:
             self.run_next()
 
-    def drain(self) -> None:
-        """Implement ``Writer.drain``."""
-        self.run_all()
-
     def close(self) -> None:
         """Implement ``Writer.close``. Drops what was not run: in a simulation, closing is a crash."""
         self._jobs.clear()

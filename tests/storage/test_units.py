@@ -17,7 +17,6 @@ from hypothesis import strategies as st
 from raftkv.errors import InvariantError
 from raftkv.raft.types import ConfState
 from raftkv.storage import schema
-from raftkv.storage.backend.lmdb import Writer
 from raftkv.storage.hash import KVHash
 from raftkv.storage.mvcc import Store
 from tests.storage.memory import MemoryBackend, ScriptedWriter
@@ -49,7 +48,7 @@ class Member:
     """Applies a log to a store, with interruptions."""
 
     def __init__(self, backend: MemoryBackend, rng: Random | None, operations_max: int) -> None:
-        self.writer: Writer = ScriptedWriter()
+        self.writer = ScriptedWriter()
         self.store = Store.open(backend, self.writer, operations_max=operations_max)
         self.rng = rng
         self.flushed = 0
@@ -108,10 +107,10 @@ class Member:
         while store.is_compacting:
             store.compaction_step()
             store.commit()
-            self.writer.drain()
+            self.writer.run_all()
         jobs = []
         store.hash_kv(0, jobs.append)
-        self.writer.drain()
+        self.writer.run_all()
         everything = store.range(b"\0", b"\0").kvs
         return jobs[0](), everything, store.meta_items(schema.ALARM), store.revision, store.conf_state.voters[-1:]
 

@@ -218,11 +218,6 @@ class CommitThread:
         if self._jobs:
             self._next()
 
-    def drain(self) -> None:
-        """Implement ``Writer.drain``."""
-        while self._jobs:
-            self._run_first()
-
     def close(self) -> None:
         """Implement ``Writer.close``."""
         self._jobs.clear()

@@ -244,7 +244,7 @@ def test_a_received_database_ends_it(tmp_path: Path, moment: str) -> None:
     defragmentation = store.backend.defragment(tmp_path / "copy")
     if moment == "before the end":
         defragmentation.copy()
-    store.install(tmp_path / "received")
+    list(store.install_steps(tmp_path / "received"))
     ends: list = []
     if moment == "before the copy":
         defragmentation.copy()
