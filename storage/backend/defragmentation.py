@@ -21,20 +21,23 @@ Invariants:
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import lmdb
 
 from raftkv.errors import CorruptionError, InvariantError, StorageError
 from raftkv.storage import schema
 from raftkv.storage.backend.base import ReadTxn, WriteBatch
-from raftkv.storage.backend.environment import Environment, lock_path
+from raftkv.storage.backend.environment import Environment, declared, lock_path
 from raftkv.storage.datadir import remove_unneeded
 from raftkv.storage.failpoints import failpoint
 from raftkv.storage.revision import unseal
+
+if TYPE_CHECKING:
+    from raftkv.storage.backend.lmdb import LMDBBackend
 
 NOTED_MAX: Final = 2_000_000
 """Maximum number of noted deletions and values, about 100 bytes each. With more, the copy is cancelled."""
@@ -66,38 +69,12 @@ class LMDBDefragmentation:
 
     Arguments:
         path: path of the copy; it must not exist.
-        target: path of the database.
-        copy_file: makes the first copy, checked and durable on return.
-        open_copy: opens the copy for writing.
-        pin: opens a read transaction of the current state and takes the notes up to it.
-        adopt: makes new readers and commits use the copy.
-        end: stops taking notes.
-        declared: converts an error of LMDB or the system into the error to raise.
-        sealed_sum: returns the sum in the seal of the database; ``None``: no seal.
+        database: engine whose file is exchanged.
     """
 
-    def __init__(
-        self,
-        path: Path,
-        target: Path,
-        *,
-        copy_file: Callable[[Path, threading.Event], None],
-        open_copy: Callable[[Path], Environment],
-        pin: Callable[[], tuple[ReadTxn, Notes]],
-        adopt: Callable[[Environment], None],
-        end: Callable[[], None],
-        declared: Callable[[lmdb.Error | OSError], StorageError | CorruptionError],
-        sealed_sum: Callable[[], int | None],
-    ) -> None:
+    def __init__(self, path: Path, database: LMDBBackend) -> None:
         self._path = path
-        self._target = target
-        self._copy_file = copy_file
-        self._open_copy = open_copy
-        self._pin = pin
-        self._adopt = adopt
-        self._end = end
-        self._declared = declared
-        self._sealed_sum = sealed_sum
+        self._database = database
         self._copy: Environment | None = None
         self._closing = threading.Event()
 
@@ -105,21 +82,21 @@ class LMDBDefragmentation:
         """Implement ``Defragmentation.copy``."""
         try:
             failpoint("defragBeforeCopy")
-            self._copy_file(self._path, self._closing)
+            self._database.copy_file(self._path, self._closing)
             failpoint("defragAfterCopy")
-            self._copy = self._open_copy(self._path)
+            self._copy = self._database.open_environment(self._path)
         except (lmdb.Error, OSError) as error:
-            raise self._declared(error) from error
+            raise declared(error, self._path) from error
 
     def catch_up(self) -> int:
         """Implement ``Defragmentation.catch_up``."""
         copy = self._opened()
-        source, notes = self._pin()
+        source, notes = self._database.pin()
         try:
             brought = self._bring_records(copy, source)
             brought += self._bring_notes(copy, source, notes)
         except (lmdb.Error, OSError) as error:
-            raise self._declared(error) from error
+            raise declared(error, self._path) from error
         finally:
             source.close()
         return brought
@@ -165,30 +142,28 @@ class LMDBDefragmentation:
 
     def finish(self) -> None:
         """Implement ``Defragmentation.finish``."""
-        copy = self._opened()
+        copy, target = self._opened(), self._database.path
         self.catch_up()
-        stated = self._sealed_sum()
+        stated = self._database.sealed_sum
         if stated is not None and copy.sum_of_values() != stated:
             raise CorruptionError("its applied index, members, leases or users are not what was written")
         failpoint("defragBeforeRename")
         try:
-            copy.rename(self._target)
+            copy.rename(target)
         except OSError as error:
-            if copy.path == self._target:
-                raise InvariantError(
-                    f"{self._target} was exchanged, but that is not durable: {error.strerror}"
-                ) from error
-            raise self._declared(error) from error
+            if copy.path == target:
+                raise InvariantError(f"{target} was exchanged, but that is not durable: {error.strerror}") from error
+            raise declared(error, self._path) from error
         failpoint("defragAfterRename")
 
     def adopt(self) -> None:
         """Implement ``Defragmentation.adopt``."""
-        self._adopt(self._opened())
+        self._database.adopt(self._opened())
         self._copy = None
 
     def close(self) -> None:
         """Implement ``Defragmentation.close``."""
-        self._end()
+        self._database.end_notes()
         if self._copy is not None:
             self._copy.raw.close()
             self._copy = None

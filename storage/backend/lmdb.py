@@ -335,9 +335,10 @@ class LMDBBackend:
 
     def copy_to(self, path: Path) -> None:
         """Implement ``Backend.copy_to``. Runs without the interpreter lock; writers continue meanwhile."""
-        self._copy_to(path, threading.Event())
+        self.copy_file(path, threading.Event())
 
-    def _copy_to(self, path: Path, given_up: threading.Event) -> None:
+    def copy_file(self, path: Path, given_up: threading.Event) -> None:
+        """Copy as ``copy_to`` does; an event cancels it."""
         try:
             with closing(self.begin_read()) as read:  # keeps the environment open
                 is_sealed = self.is_sealed
@@ -363,7 +364,7 @@ class LMDBBackend:
     @property
     def is_sealed(self) -> bool:
         """Implement ``Backend.is_sealed``."""
-        return self._environment.sum is not None
+        return self.sealed_sum is not None
 
     def check(self, rest: Callable[[float], None]) -> None:
         """Implement ``Backend.check``."""
@@ -401,19 +402,20 @@ class LMDBBackend:
             if self._notes is not None:
                 raise StorageError(f"the database {self.path} is being defragmented already")
             self._notes = Notes()
-        return LMDBDefragmentation(
-            copy,
-            self.path,
-            copy_file=self._copy_to,
-            open_copy=lambda path: Environment(path, self._map_size_bytes),
-            pin=self._pin,
-            adopt=self._adopt,
-            end=self._end_notes,
-            declared=lambda error: declared(error, copy),
-            sealed_sum=lambda: self._environment.sum,
-        )
+        return LMDBDefragmentation(copy, self)
 
-    def _pin(self) -> tuple[LMDBReadTxn, Notes]:
+    # -- called by the defragmentation -------------------------------------------------------------------------------
+
+    def open_environment(self, path: Path) -> Environment:
+        """Open a copy for writing, with the map size of this database."""
+        return Environment(path, self._map_size_bytes)
+
+    @property
+    def sealed_sum(self) -> int | None:
+        """The sum in the seal; ``None``: there is no seal."""
+        return self._environment.sum
+
+    def pin(self) -> tuple[LMDBReadTxn, Notes]:
         """Open a read transaction of the current state and take the notes up to it."""
         with self._committing:
             if self._notes is None:
@@ -423,11 +425,12 @@ class LMDBBackend:
             notes, self._notes = self._notes, Notes()
             return self.begin_read(), notes
 
-    def _end_notes(self) -> None:
+    def end_notes(self) -> None:
+        """Stop taking notes."""
         with self._committing:
             self._notes = None
 
-    def _adopt(self, environment: Environment) -> None:
+    def adopt(self, environment: Environment) -> None:
         """Continue with another environment, which has the name of the database."""
         with self._committing, self._lock:
             old, self._environment = self._environment, environment
@@ -442,7 +445,7 @@ class LMDBBackend:
             path.stat()
         except OSError as error:
             raise StorageError(f"cannot move {path} over the database {self.path}: {error.strerror}") from error
-        environment = Environment(path, self._map_size_bytes)
+        environment = self.open_environment(path)
         try:
             environment.rename(self.path)
         except OSError as error:
@@ -450,7 +453,7 @@ class LMDBBackend:
             if environment.path == self.path:
                 raise InvariantError(f"{self.path} was exchanged, but that is not durable: {error.strerror}") from error
             raise declared(error, self.path, f"cannot move {path} over the database {self.path}") from error
-        self._adopt(environment)
+        self.adopt(environment)
 
     def close(self) -> None:
         """Implement ``Backend.close``."""
