@@ -39,6 +39,8 @@ from raftkv.raft.types import Entry, HardState, SnapshotMeta
 from raftkv.storage import failpoints
 from raftkv.storage.failpoints import failpoint
 from raftkv.storage.wal.disk import (
+    Disk,
+    RealDisk,
     WALCorruptError,
     WALExistsError,
     WALFailedError,
@@ -46,20 +48,23 @@ from raftkv.storage.wal.disk import (
     WALNotFoundError,
     WALSpaceError,
 )
-from raftkv.storage.wal.record import BODY_MAX_BYTES, encode_frame
-from raftkv.storage.wal.recovery import ReplayError
-from raftkv.storage.wal.segment import SpareSegment
-
-from .disk import Disk, RealDisk
-from .record import SegmentHead, encode_entries, encode_hard_state, encode_snapshot
-from .recovery import Recovered, Recovery
-from .segment import (
+from raftkv.storage.wal.record import (
+    BODY_MAX_BYTES,
+    SegmentHead,
+    encode_entries,
+    encode_frame,
+    encode_hard_state,
+    encode_snapshot,
+)
+from raftkv.storage.wal.recovery import Recovered, Recovery, ReplayError
+from raftkv.storage.wal.segment import (
     LOCK_NAME,
     SEGMENT_BYTES,
     SEGMENT_MAX_BYTES,
     SEGMENT_MIN_BYTES,
     TEMPORARY_NAME,
     SegmentName,
+    SpareSegment,
     encode_head,
     head_size,
     list_segments,
