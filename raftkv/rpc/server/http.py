@@ -9,6 +9,7 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from dataclasses import dataclass, field
 from email.utils import formatdate
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Final
 
 from raftkv.rpc.shares import Identity
@@ -106,22 +107,14 @@ class HttpResponse:
     socket: WebSocket | None = None
 
 
-class HttpDate:
-    """The current time as a ``Date`` field, formatted once a second. Every answer has it (RFC 9110, 6.6.1)."""
-
-    def __init__(self) -> None:
-        self._second = -1
-        self._text = ""
-
-    def __call__(self) -> str:
-        """Return the current time, to the second."""
-        second = int(time.time())
-        if second != self._second:
-            self._second, self._text = second, formatdate(second, usegmt=True)
-        return self._text
+def http_date() -> str:
+    """Return the current time as a ``Date`` field. Every answer has it (RFC 9110, 6.6.1)."""
+    return _date_of(int(time.time()))
 
 
-http_date: Final = HttpDate()
+@lru_cache(1)
+def _date_of(second: int) -> str:
+    return formatdate(second, usegmt=True)
 
 
 class Origins:
