@@ -327,7 +327,7 @@ class ServerCall:
         route.counts.started += 1
         self.sent_bytes = 0
         self.stream_id = stream_id
-        self._callbacks: list[Callable[[], None]] | None = None
+        self._callbacks: list[Callable[[], object]] | None = None
         self._carrier = carrier
         self.headers = headers
         """Fields of the request as received, for a handler that looks for one name on the hot path."""
@@ -377,7 +377,7 @@ class ServerCall:
         """True once the call is answered or cancelled."""
         return self._state != OPEN
 
-    def on_cancel(self, callback: Callable[[], None]) -> None:
+    def on_cancel(self, callback: Callable[[], object]) -> None:
         """Call ``callback`` once if the call is cancelled; at once if it already is."""
         if self._state == CANCELLED:
             callback()

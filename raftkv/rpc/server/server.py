@@ -157,7 +157,7 @@ class Server:
         def start(call: UnaryCall, message: bytes) -> None:
             call.keep_request(len(message))
             task = self.spawn(self._run_async(handler, call, message))
-            call.on_cancel(lambda: _cancel(task))
+            call.on_cancel(task.cancel)
 
         self.unary(path, start)
 
@@ -387,10 +387,6 @@ class Server:
             self._connection_limit.discard(connection)
         if not self.connections and self._idle is not None:
             self._idle.set()
-
-
-def _cancel(task: asyncio.Task[None]) -> None:
-    task.cancel()
 
 
 def _log_exception(path: str, error: BaseException) -> None:

@@ -518,7 +518,7 @@ class Guard:
         task = asyncio.get_running_loop().create_task(waiting)
         self._waiting.add(task)
         task.add_done_callback(self._waiting.discard)
-        call.on_cancel(lambda: _cancel(task))
+        call.on_cancel(task.cancel)
 
     async def _admit_later(self, ahead: TokenAheadError, call: UnaryCall, again: Callable[[], None]) -> None:
         try:
@@ -676,7 +676,3 @@ def _ask(row: Row, rights: Rights, request: Any, caller: Caller | None) -> Itera
 
 def _as_refused(row: Row, error: errors.StatusError) -> errors.StatusError:
     return errors.StatusError(str(error)) if row.is_recipe else error
-
-
-def _cancel(task: asyncio.Task[None]) -> None:
-    task.cancel()
