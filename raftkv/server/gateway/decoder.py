@@ -25,6 +25,7 @@ from google.protobuf.descriptor import Descriptor, FieldDescriptor
 from raftkv.loop.fair import Identity
 from raftkv.loop.scheduler import Slices
 from raftkv.pb.services import Method
+from raftkv.storage.selection import finish
 
 MESSAGES_DEEP_MAX: Final = 90
 """Nesting of messages. The limit of protobuf is 100, and the messages of an answer may be a few levels deeper."""
@@ -442,15 +443,11 @@ class Requests:
             JsonError: the value is not a request.
         """
         work = self._reader.next(method.request)
-        message: Any = None
+        message: Any
         if self._size_bytes > SMALL_BYTES:
             message = await self._slices.result(lambda: work, self._size_bytes // BYTES_A_KEY, self._queue)
         else:
-            try:
-                while True:
-                    next(work)
-            except StopIteration as done:
-                message = done.value
+            message = finish(work)
         return None if message is None else message.SerializeToString()
 
     @property
