@@ -419,22 +419,13 @@ class Replica:
         and only then are watchers served from the new history. There may be a million leases, which are read
         beforehand.
         """
-        applier, hub, hashes, installer = self.applier, self.hub, self.hashes, self.installer
+        applier, installer = self.applier, self.installer
+        state = (applier.membership, applier.alarms, applier.downgrade, applier.quotas, applier.limits, applier.auth)
+        after: list[Callable[[], None] | None] = [part.reload for part in state]
+        after += [applier.leases.reload, self.hub.restored, forget_tokens, self.hashes.forget]
         installer.on_received.append(applier.leases.receive)
-        installer.on_swapped += [
-            lambda meta: _mark(self, meta),
-            lambda _: applier.membership.reload(),
-            lambda _: applier.alarms.reload(),
-            lambda _: applier.downgrade.reload(),
-            lambda _: applier.quotas.reload(),
-            lambda _: applier.limits.reload(),
-            lambda _: applier.auth.reload(),
-            lambda _: applier.leases.reload(),
-            lambda _: hub.restored(),
-        ]
-        if forget_tokens is not None:
-            installer.on_swapped.append(lambda _: forget_tokens())
-        installer.on_swapped.append(lambda _: hashes.forget())
+        installer.on_swapped.append(lambda meta: _mark(self, meta))
+        installer.on_swapped += [partial(_call, callback) for callback in after if callback is not None]
 
     # -- metrics -----------------------------------------------------------------------------------------------------
 
@@ -526,6 +517,10 @@ class Replica:
 
 def _follow(follow: Follow, membership: Membership) -> None:
     follow(membership.members, membership.removed)
+
+
+def _call(callback: Callable[[], None], _meta: SnapshotMeta) -> None:
+    callback()
 
 
 def _mark(replica: Replica, meta: SnapshotMeta) -> None:
