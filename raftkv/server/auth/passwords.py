@@ -27,6 +27,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Final, TypeVar
 
@@ -93,6 +94,7 @@ class Allowance:
         self._left_s -= used_s
 
 
+@dataclass(eq=False, repr=False, slots=True)
 class _Job:
     """A password that waits or is being worked on.
 
@@ -104,15 +106,12 @@ class _Job:
         used_s: processor time used.
     """
 
-    __slots__ = ("address", "done", "is_over", "name", "used_s", "work")
-
-    def __init__(self, work: Callable[[], Any], address: Identity, name: Identity) -> None:
-        self.work = work
-        self.is_over = False
-        self.used_s = 0.0
-        self.address = address
-        self.name = name
-        self.done: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+    work: Callable[[], Any]
+    address: Identity
+    name: Identity
+    done: asyncio.Future[Any] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
+    is_over: bool = False
+    used_s: float = 0.0
 
 
 class _Line:
@@ -128,7 +127,7 @@ class _Line:
     def __bool__(self) -> bool:
         return bool(self._jobs)
 
-    def next(self, may: Callable[[_Job], bool]) -> _Job | None:
+    def next(self, may: Callable[[_Job], bool] = lambda job: True) -> _Job | None:
         """Take the next job that is allowed to run, or None."""
         for address, names in self._jobs.items():
             for name, jobs in names.items():
@@ -292,7 +291,7 @@ class Passwords:
             self._is_prompt_busy = True
             pool = self._prompt = self._prompt or ThreadPoolExecutor(1, "password-prompt")
             asyncio.wrap_future(pool.submit(_timed, job)).add_done_callback(partial(self._worked, job, True))
-        while self._patient_busy < self._threads and (job := self._line.next(_any)) is not None:
+        while self._patient_busy < self._threads and (job := self._line.next()) is not None:
             self._patient_busy += 1
             pool = self._patient = self._patient or ThreadPoolExecutor(self._threads, "password", _lower_priority)
             asyncio.wrap_future(pool.submit(job.work)).add_done_callback(partial(self._worked, job, False))
@@ -344,18 +343,13 @@ class Passwords:
 
     def close(self) -> None:
         """Start no more jobs: the member stops."""
-        while (job := self._line.next(_any)) is not None:
+        while (job := self._line.next()) is not None:
             job.done.cancel()
         if self._look is not None:
             self._look.cancel()
         for pool in (self._prompt, self._patient):
             if pool is not None:
                 pool.shutdown(wait=False, cancel_futures=True)
-
-
-def _any(job: _Job) -> bool:
-    del job
-    return True
 
 
 def _timed(job: _Job) -> Any:

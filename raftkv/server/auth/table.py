@@ -20,7 +20,7 @@ an entry of the log are defined once, in ``rights.check``, which is checked agai
 from __future__ import annotations
 
 from collections.abc import Callable, Generator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from raftkv import errors
@@ -63,26 +63,6 @@ class Row:
 def _below(name: bytes) -> tuple[bytes, bytes]:
     """Return the range of the keys of a lock or an election."""
     return name + b"/", name + b"0"
-
-
-def _user(rights: Rights, _request: Any, caller: Caller | None) -> None:
-    rights.check_user(caller)
-
-
-def _known(rights: Rights, _request: Any, caller: Caller | None) -> None:
-    rights.check_known(caller)
-
-
-def _root(rights: Rights, _request: Any, caller: Caller | None) -> None:
-    rights.check_root(caller)
-
-
-def _nothing(_rights: Rights, _request: Any, _caller: Caller | None) -> None:
-    """Require no right."""
-
-
-def _txn(rights: Rights, request: rpc_pb2.TxnRequest, caller: Caller | None) -> None:
-    rights.check_txn(request, caller)
 
 
 def _entry(kind: int) -> Check:
@@ -143,12 +123,12 @@ def _leader(rights: Rights, request: Any, caller: Caller | None) -> None:
 
 
 OPEN: Final = Row()
-ANYBODY: Final = Row(_nothing)
-USER: Final = Row(_user)
-KNOWN: Final = Row(_known)
-ROOT: Final = Row(_root)
-BY_MESSAGE: Final = Row(_user, by_message=True)
-_ROOT_LASTS: Final = Row(_root, lasts=True)
+ANYBODY: Final = Row(lambda _rights, _request, _caller: None)
+USER: Final = Row(lambda rights, _request, caller: rights.check_user(caller))
+KNOWN: Final = Row(lambda rights, _request, caller: rights.check_known(caller))
+ROOT: Final = Row(lambda rights, _request, caller: rights.check_root(caller))
+BY_MESSAGE: Final = replace(USER, by_message=True)
+_ROOT_LASTS: Final = replace(ROOT, lasts=True)
 
 TABLE: Final[dict[str, dict[str, Row]]] = {
     "etcdserverpb.KV": {
@@ -156,7 +136,11 @@ TABLE: Final[dict[str, dict[str, Row]]] = {
         "RangeStream": Row(_range, _valid(check.check_range), lasts=True),
         "Put": Row(_entry(Kind.PUT), _valid(check.check_put)),
         "DeleteRange": Row(_entry(Kind.DELETE_RANGE), _valid(check.check_delete_range)),
-        "Txn": Row(_txn, check.check_txn, check.check_txn_in_pieces),
+        "Txn": Row(
+            lambda rights, request, caller: rights.check_txn(request, caller),
+            check.check_txn,
+            check.check_txn_in_pieces,
+        ),
         "Compact": Row(_entry(Kind.COMPACT)),
     },
     "etcdserverpb.Watch": {"Watch": BY_MESSAGE},
