@@ -30,7 +30,7 @@ from prometheus_client.registry import Collector
 from raftkv import __version__
 from raftkv.config import Tracing
 from raftkv.rpc.status import Code
-from raftkv.server.tracing.recording import CLIENT, INTERNAL, SERVER, Recording
+from raftkv.server.tracing.recording import CLIENT, INTERNAL, SERVER, Recording, Span
 
 _log = logging.getLogger(__name__)
 
@@ -157,30 +157,21 @@ class SpanThread(Collector):
         def context(span_id: int) -> SpanContext | None:
             return SpanContext(trace_id, span_id, False, _SAMPLED, state) if span_id else None
 
-        def span(name: str, span_id: int, parent_id: int, began_ns: int, ended_ns: int, kind: int) -> ReadableSpan:
-            return ReadableSpan(
-                name,
-                context(span_id),
-                context(parent_id),
+        times = recording.began_ns, recording.ended_ns
+        own = Span(recording.name, recording.span_id, recording.parent_id, *times, recording.kind)
+        for span in (own, *recording.spans):
+            yield ReadableSpan(
+                span.name,
+                context(span.span_id),
+                context(span.parent_id),
                 self._resource,
-                kind=_KINDS[kind],
-                start_time=began_ns,
-                end_time=ended_ns,
-                attributes=_attributes(recording) if span_id == recording.span_id else None,
-                status=_status(recording.code if span_id == recording.span_id else -1),
+                kind=_KINDS[span.kind],
+                start_time=span.began_ns,
+                end_time=span.ended_ns,
+                attributes=_attributes(recording) if span is own else None,
+                status=_status(recording.code if span is own else -1),
                 instrumentation_scope=self._scope,
             )
-
-        yield span(
-            recording.name,
-            recording.span_id,
-            recording.parent_id,
-            recording.began_ns,
-            recording.ended_ns,
-            recording.kind,
-        )
-        for child in recording.spans:
-            yield span(*child)
 
 
 def _resource(settings: Tracing, member: str) -> Resource:

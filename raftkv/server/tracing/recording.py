@@ -13,6 +13,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable
 from contextvars import ContextVar
+from dataclasses import InitVar, dataclass, field
 from random import getrandbits
 from typing import Final, NamedTuple
 
@@ -84,6 +85,7 @@ def new_id() -> int:
     return getrandbits(64) or 1
 
 
+@dataclass(eq=False, slots=True)
 class Recording:
     """One traced request, or one member's part of a forwarded request.
 
@@ -102,36 +104,25 @@ class Recording:
         is_over: whether it has ended, after which nothing is added.
     """
 
-    __slots__ = (
-        "address",
-        "asked_ns",
-        "began_ns",
-        "code",
-        "done_ns",
-        "ended_ns",
-        "is_over",
-        "kind",
-        "name",
-        "parent_id",
-        "span_id",
-        "spans",
-        "state",
-        "trace_id",
-    )
+    name: str
+    parent: InitVar[Context | None]
+    kind: int
+    began_ns: int
+    trace_id: int = field(init=False)
+    parent_id: int = field(init=False)
+    state: str = field(init=False)
+    span_id: int = field(default_factory=new_id)
+    spans: list[Span] = field(default_factory=list)
+    asked_ns: int = 0
+    done_ns: int = 0
+    ended_ns: int = 0
+    code: int = -1
+    address: str = ""
+    is_over: bool = False
 
-    def __init__(self, name: str, parent: Context | None, kind: int, began_ns: int) -> None:
-        self.name = name
-        self.trace_id = parent.trace_id if parent is not None else getrandbits(128) or 1
-        self.parent_id = parent.span_id if parent is not None else 0
-        self.state = parent.state if parent is not None else ""
-        self.span_id = new_id()
-        self.kind = kind
-        self.began_ns = self.asked_ns = began_ns
-        self.ended_ns = self.done_ns = 0
-        self.spans: list[Span] = []
-        self.code = -1
-        self.address = ""
-        self.is_over = False
+    def __post_init__(self, parent: Context | None) -> None:
+        self.asked_ns = self.began_ns
+        self.trace_id, self.parent_id, self.state, _ = parent or Context(getrandbits(128) or 1, 0)
 
     def add(self, name: str, began_ns: int, ended_ns: int, kind: int = INTERNAL, span_id: int = 0) -> None:
         """Add a child span.

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
 from time import time_ns
 from typing import Final, TypeVar
 
@@ -30,29 +31,28 @@ SUBJECT: Final = slice(1, 9)
 """The part of an entry's data that names its request (``apply.wire``)."""
 
 
+@dataclass(eq=False, slots=True)
 class Passage:
-    """The stages reached by one proposal. 0 and None: not yet."""
+    """The stages reached by one proposal. 0: not yet."""
 
-    __slots__ = ("appended_ns", "committed_ns", "durable_ns", "forward_id", "index", "passed_ns", "recording")
+    recording: Recording
+    index: int = 0
+    passed_ns: int = 0
+    appended_ns: int = 0
+    durable_ns: int = 0
+    committed_ns: int = 0
+    forward_id: int = 0
 
-    def __init__(self, recording: Recording) -> None:
-        self.recording = recording
-        self.index = 0
-        self.passed_ns = self.appended_ns = self.durable_ns = self.committed_ns = 0
-        self.forward_id = 0
 
-
+@dataclass(eq=False, slots=True)
 class TracedReader:
     """A reader whose wait becomes a span."""
 
-    __slots__ = ("_is_served", "_reader", "began_ns", "recording", "span_id")
-
-    def __init__(self, reader: Reader, recording: Recording) -> None:
-        self._reader = reader
-        self.recording = recording
-        self.began_ns = time_ns()
-        self.span_id = new_id()
-        self._is_served = False
+    _reader: Reader
+    recording: Recording
+    began_ns: int = field(default_factory=time_ns)
+    span_id: int = field(default_factory=new_id)
+    _is_served: bool = False
 
     @property
     def is_over(self) -> bool:
