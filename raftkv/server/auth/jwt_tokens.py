@@ -114,6 +114,7 @@ def _ttl_s(text: str) -> float:
     return ttl_s
 
 
+@dataclass(eq=False, repr=False, slots=True)
 class Signed:
     """A user with a verified token.
 
@@ -122,26 +123,15 @@ class Signed:
         expires_at: when the token expires, in seconds since the epoch.
     """
 
-    __slots__ = ("_begins_at", "_caller", "_clock", "_hash", "_hash_of", "_password", "expires_at", "user")
-
-    def __init__(
-        self,
-        caller: Caller,
-        begins_at: float,
-        expires_at: float,
-        password: str,
-        clock: Callable[[], float],
-        hash_of: HashOf,
-    ) -> None:
-        self.user = caller.user
-        self.expires_at: float | None = expires_at
-        self._begins_at = begins_at
-        self._caller = caller
-        self._password = password
-        self._clock = clock
-        self._hash: bytes | None = None
-        """The password hash that matched last, so that most calls compute no digest."""
-        self._hash_of = hash_of
+    user: bytes
+    _caller: Caller
+    _begins_at: float
+    expires_at: float | None
+    _password: str
+    _clock: Callable[[], float]
+    _hash_of: HashOf
+    _hash: bytes | None = None
+    """The password hash that matched last, so that most calls compute no digest."""
 
     @property
     def is_over(self) -> bool:
@@ -254,7 +244,7 @@ class JWTTokens:
         if begins_at is None or not isinstance(password, str):
             return None
         caller = Caller(user.encode("utf-8", "surrogatepass"), int(revision))
-        return Signed(caller, begins_at, expires_at, password, self._clock, self._hash_of)
+        return Signed(caller.user, caller, begins_at, expires_at, password, self._clock, self._hash_of)
 
     def sign(self, user: bytes, auth_revision: int, password_hash: bytes) -> str:
         """Return a token.
