@@ -64,8 +64,7 @@ class PlainCall(ServerCall):
         self._body = bytearray()
         if self._state == ANSWERED and self.sent_bytes:
             self._core.account.leave(self.stream_id, self.send_buffer_size)
-        if self._drained is not None and not self._drained.done():
-            self._drained.set_result(None)
+        self.drained()
         task, self._task = self._task, None  # a cancelled task holds frames that refer to this call
         if self._state == CANCELLED and task is not None and not task.done():
             task.cancel()
