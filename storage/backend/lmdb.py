@@ -90,13 +90,13 @@ class InlineWriter:
 class ThreadWriter:
     """A writer with its own thread: the backend thread of a member."""
 
-    def __init__(self, notify: Callable[[Callable[[], None]], object], name: str = "backend") -> None:
+    def __init__(self, notify: Callable[[Callable[[], None]], object]) -> None:
         """Start the thread. ``notify(call)`` must run ``call()`` on the owner's thread, soon and in order."""
         self._notify = notify
         self._jobs: SimpleQueue[tuple[Job, Done] | None] = SimpleQueue()
         self.busy_since_s = math.inf
         """When the job under way began, by ``time.monotonic``; infinity: there is none."""
-        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self._thread = threading.Thread(target=self._run, name="backend", daemon=True)
         self._thread.start()
 
     def submit(self, job: Job, done: Done) -> None:
