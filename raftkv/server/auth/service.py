@@ -14,7 +14,8 @@ from __future__ import annotations
 import base64
 import binascii
 from collections.abc import Callable
-from typing import Any, Final, TypeVar
+from dataclasses import dataclass
+from typing import Any, Final
 
 from raftkv import errors
 from raftkv.apply.auth.records import ROOT, ROOT_USER
@@ -31,8 +32,6 @@ from raftkv.server.auth.jwt_tokens import JWTTokens
 from raftkv.server.auth.passwords import Passwords, costs_of, decoy_cost, is_hash
 from raftkv.server.auth.simple_tokens import digest_of, new_secret
 from raftkv.server.services.responder import Handler, Responder
-
-T = TypeVar("T")
 
 _METHODS: Final = SERVICES["etcdserverpb.Auth"]
 TRIES_MAX: Final = 100
@@ -57,6 +56,7 @@ CHANGES: Final = {
 """Methods that are one entry of the log, and the field of the entry."""
 
 
+@dataclass(frozen=True, slots=True)
 class Listing:
     """An answer with a list, which is field 2 of its message.
 
@@ -68,19 +68,16 @@ class Listing:
         is_sorted: whether the items are already in the order of the answer.
     """
 
-    def __init__(
-        self, take: Callable[[], list[T]], size: int, encode: Callable[[T], bytes], *, is_sorted: bool
-    ) -> None:
-        self.size = size
-        self._take: Callable[[], list[Any]] = take
-        self._encode: Callable[[Any], bytes] = encode
-        self._is_sorted = is_sorted
+    take: Callable[[], list[bytes]]
+    size: int
+    encode: Callable[[bytes], bytes]
+    is_sorted: bool
 
     def work(self) -> Work[list[bytes]]:
         """Encode the items in order, with pauses."""
-        items = self._take()
-        ordered = items if self._is_sorted else (yield from in_order(items))
-        return (yield from encoded(ordered, self._encode))
+        items = self.take()
+        ordered = items if self.is_sorted else (yield from in_order(items))
+        return (yield from encoded(ordered, self.encode))
 
 
 class AuthService:
