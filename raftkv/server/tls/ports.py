@@ -41,20 +41,18 @@ CHECKED_A_TURN: Final = 16
 """Connections checked in one loop turn, 0.1 ms each."""
 
 
+@dataclass(eq=False, slots=True)
 class _Open:
     """One connection; calling the object checks it."""
 
-    __slots__ = ("_connections", "address", "cut", "ends_at", "tls")
-
-    def __init__(self, connections: OpenConnections, tls: ssl.SSLObject, address: str, cut: Callable[[], None]) -> None:
-        self._connections = connections
-        self.tls = tls
-        self.address = address
-        self.cut = cut
-        self.ends_at = end_of(tls)
+    connections: OpenConnections
+    tls: ssl.SSLObject
+    address: str
+    cut: Callable[[], None]
+    ends_at: float
 
     def __call__(self) -> None:
-        self._connections.check(self)
+        self.connections.check(self)
 
 
 class OpenConnections:
@@ -91,7 +89,7 @@ class OpenConnections:
         """
         if tls.context.verify_mode != ssl.CERT_REQUIRED:
             return nothing
-        opened = _Open(self, tls, address, cut)
+        opened = _Open(self, tls, address, cut, end_of(tls))
         self._open[opened] = None
         self._first_end = min(self._first_end, opened.ends_at)
         return lambda: self._forget(opened)
@@ -212,7 +210,7 @@ class PortSecurity:
         self._files = files
         self._rules = rules
         self._paths = tuple(filter(None, files.paths))
-        self._stamp = _stamp_of(self._paths)
+        self._stamp = tuple(map(_stat, self._paths))
         self._clock = clock
         self._failure = ""
         """Why the changed files cannot be used; empty: the current files are in use."""
@@ -242,7 +240,7 @@ class PortSecurity:
 
     def refresh(self) -> None:
         """Reload the files if one has changed. Files that cannot be used are logged once, and tried again later."""
-        stamp = _stamp_of(self._paths)
+        stamp = tuple(map(_stat, self._paths))
         if stamp == self._stamp and not (self._failure and self._clock() >= self._retry_at):
             return
         before, self._stamp = self._stamp, stamp
@@ -332,10 +330,6 @@ class Side:
         if self._hosts is not None:
             await check_peer(tls.getpeercert() or {}, address, self._hosts())
             self._security.check(tls)  # the lists may have changed during the lookup of names
-
-
-def _stamp_of(paths: Iterable[str]) -> Stamp:
-    return tuple(map(_stat, paths))
 
 
 def _stat(path: str) -> tuple[int, int, int, int]:
