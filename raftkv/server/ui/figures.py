@@ -168,7 +168,6 @@ class Figures:
         peers: streams to the other members, by id.
         connections: returns the number of connected clients.
         events: events of the member.
-        clock: returns monotonic seconds.
     """
 
     def __init__(
@@ -177,14 +176,13 @@ class Figures:
         peers: Mapping[int, Peer],
         connections: Callable[[], int],
         events: Events,
-        clock: Callable[[], float] | None = None,
     ) -> None:
         self._replica = replica
         self._peer_streams = peers
         self._connections = connections
         self._events = events
         self._loop = asyncio.get_running_loop()
-        self._clock = clock or self._loop.time
+        self._clock = self._loop.time
         self._began = self._clock()
         self._asked_at = 0.0
         self._timer: asyncio.TimerHandle | None = None
