@@ -148,13 +148,18 @@ class LeaseService:
 
     async def leases(self, _request: rpc_pb2.LeaseLeasesRequest, call: UnaryCall) -> list[bytes]:
         """Return the ids of all leases known to this member, the first to end first."""
-        times = self._lessor.times
+        times, is_checked = self._lessor.times, self.auth.is_enabled
         ends: Iterable[tuple[float, int]] = times.ends()
-        if self.auth.is_enabled:
+        if is_checked:
             check = partial(_readable, self._responder.applier.rights, call.caller, ends)
             ends = await self._responder.slices.result(check, len(times), queue_of_call(call))
         size, head, queue = len(times), self.header(), queue_of_call(call)
-        return await self._responder.slices.result(lambda: _listed(head, ends, _lease_status), size, queue)
+        pieces = await self._responder.slices.result(lambda: _listed(head, ends, _lease_status), size, queue)
+        if self.auth.is_enabled:
+            if not is_checked:  # authentication was off when the call came
+                raise errors.AuthOldRevisionError
+            self._responder.applier.rights.check_user(call.caller)  # as of the revision of the check
+        return pieces
 
     def when_checked(
         self, left: Work[None], done: Callable[[], None], failed: Callable[[errors.StatusError], None], queue: Identity
