@@ -24,7 +24,6 @@ import unicodedata
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, is_dataclass
-from functools import cache
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from raftkv.errors import printable
@@ -35,7 +34,7 @@ if TYPE_CHECKING:
 R = TypeVar("R")
 
 FOLD_COLUMNS = 30
-_TOO_LONG = 100_000  # cost of a line over the limit, which only a single long word can cause
+_TOO_LONG = 100_000  # cost of a line over the limit, as in etcdctl
 
 
 def width(text: str) -> int:
@@ -54,25 +53,28 @@ def fold(text: str, limit: int) -> list[str]:
         limit: maximum columns per line.
     """
     words = text.replace("\n", " ").split(" ")
-    limit = max(limit, *map(width, words))
-
-    @cache
-    def best(start: int) -> tuple[int, int]:
-        """Return the cost of the lines from a word on, and the end of the first of them."""
-        if width(" ".join(words[start:])) <= limit:
-            return 0, len(words)
-        found = []
-        for end in range(start + 1, len(words)):
-            columns = width(" ".join(words[start:end]))
-            too_long = _TOO_LONG if columns > limit else 0
-            found.append(((limit - columns) ** 2 + too_long + best(end)[0], end))
-        return min(found)
-
+    sizes = list(map(width, words))
+    limit, count = max(limit, *sizes), len(words)
+    ends = [count] * count  # where the first of the lines from each word on ends
+    costs: list[float] = [0.0] * count
+    rest = -1
+    for start in reversed(range(count)):
+        rest += 1 + sizes[start]
+        if rest <= limit:
+            continue
+        least, columns = math.inf, -1
+        for end in range(start + 1, count):
+            columns += 1 + sizes[end - 1]
+            cost = (limit - columns) ** 2 + (_TOO_LONG if columns > limit else 0)
+            if columns > limit and cost >= least:
+                break  # a longer line costs more
+            if cost + costs[end] < least:
+                least, ends[start] = cost + costs[end], end
+        costs[start] = least
     lines, start = [], 0
     while start < len(words):
-        end = best(start)[1]
-        lines.append(" ".join(words[start:end]))
-        start = end
+        lines.append(" ".join(words[start : ends[start]]))
+        start = ends[start]
     return lines
 
 
