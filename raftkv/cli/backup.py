@@ -49,7 +49,7 @@ from raftkv.client.records import SIGNED, Limits, Record, RecordError
 from raftkv.client.rpc import methods
 from raftkv.client.values import EndpointStatus
 from raftkv.config import ServerConfig
-from raftkv.errors import RaftKVError, StatusError, StorageError
+from raftkv.errors import RaftKVError, StatusError, StorageError, printable
 from raftkv.loop.scheduler import on_thread
 from raftkv.offline.database import hash_database_file
 from raftkv.offline.etcd.restore import restore
@@ -70,7 +70,7 @@ FORMAT: Final = 1
 DATA_SUFFIX: Final = ".db"
 MANIFEST_SUFFIX: Final = ".json"
 PART_SUFFIX: Final = ".part"
-_FILE: Final = re.compile(r"raftkv-(\d{8}T\d{6}Z)-[0-9a-f]{16}\.(?:db|json)(?:\.part(?:-[0-9a-f]{8})?)?")
+_FILE: Final = re.compile(r"raftkv-([0-9]{8}T[0-9]{6}Z)-[0-9a-f]{16}\.(?:db|json)(?:\.part(?:-[0-9a-f]{8})?)?")
 NUMBER_MAX: Final = 2**48
 _TIME: Final = "%Y%m%dT%H%M%SZ"
 DAY_S: Final = 86_400.0
@@ -140,7 +140,9 @@ def time_of(file_name: str) -> float | None:
     A copy under another name belongs to the user, and is not a backup.
     """
     match = _FILE.fullmatch(file_name)
-    return datetime.strptime(match[1], _TIME).replace(tzinfo=UTC).timestamp() if match else None
+    with suppress(ValueError):  # no such time, as in month 13
+        return datetime.strptime(match[1], _TIME).replace(tzinfo=UTC).timestamp() if match else None
+    return None
 
 
 def oldest_first(backups: Iterable[Manifest]) -> list[Manifest]:
@@ -496,8 +498,8 @@ class Report:
             self.warn(why)
 
     def warn(self, text: str) -> None:
-        """Print a line on standard error."""
-        print(f"raftkv backup: {text}", file=sys.stderr, flush=True)
+        """Print a line on standard error, without acting on the terminal: it may quote a manifest."""
+        print(f"raftkv backup: {printable(text)}", file=sys.stderr, flush=True)
 
     def table(self, backups: Sequence[Manifest]) -> None:
         """Print a table of all backups."""

@@ -102,6 +102,26 @@ def test_names_tell_their_time_and_sort_by_it() -> None:
     assert time_of("something.db") is None
 
 
+@pytest.mark.parametrize("day", ["20261301", "20260230", "00000101", "२०२६०१०१"])
+@pytest.mark.parametrize("suffix", [".db", ".json", ".db.part"])
+def test_a_name_with_a_time_that_never_was_is_no_backup(day: str, suffix: str, tmp_path: Path) -> None:
+    """One such file ended every command, and the daemon that takes the backups."""
+    place, one = Place(str(tmp_path / "b")), backup(NOW_S)
+    put(place, one, tmp_path)
+    name = f"raftkv-{day}T000000Z-{1:016x}{suffix}"
+    (tmp_path / "b" / name).write_bytes(b"{}")
+    assert time_of(name) is None
+    assert (place.look(), place.remove_leftovers(NOW_S)) == (([one], {}), [])
+    assert run_server(["backup", "list", place.url]).code == 0
+
+
+def test_a_manifest_cannot_control_the_terminal(tmp_path: Path) -> None:
+    place, one = Place(str(tmp_path / "b")), replace(backup(NOW_S), sha256="\x1b[2J")
+    put(place, one, tmp_path)
+    verified = run_server(["backup", "verify", place.url])
+    assert (verified.code, "\x1b" in verified.errors, "\\x1b[2J" in verified.errors) == (1, False, True)
+
+
 @pytest.mark.parametrize("text", ["", "[]", "{}", '{"format": 2}', '{"format": 1, "name": "a"}', "\0"])
 def test_invalid_manifests(text: str, tmp_path: Path) -> None:
     place, one = Place(str(tmp_path / "b")), backup(NOW_S)
