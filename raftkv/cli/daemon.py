@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 from raftkv.cli import pflag
 from raftkv.cli.pflag import BOOL, INT, LIST, Flag, Parsed
 from raftkv.cli.program import BAD_FLAGS, ERROR, SUCCESS, CommandError, on_signals, refused
-from raftkv.errors import ConfigError, RaftKVError, StatusError
+from raftkv.errors import ConfigError, RaftKVError, StatusError, printable
 from raftkv.loop.outcomes import done_before
 from raftkv.server.logs.outputs import stderr_handler
 from raftkv.urls import join_address, split_address
@@ -168,7 +168,8 @@ async def wait_cluster(kv: Client, stop: asyncio.Event, command: str) -> bool:
         error = asked.exception()
         if isinstance(error, EndpointsFailed):
             if not told:
-                print(f"raftkv {command}: waiting for the cluster: {error}", file=sys.stderr, flush=True)
+                why = printable(str(error))
+                print(f"raftkv {command}: waiting for the cluster: {why}", file=sys.stderr, flush=True)
             told = True
         elif error is None or isinstance(error, StatusError):
             return True  # a refusal is an answer too

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, Final
 from raftkv.cli.pflag import quote
 from raftkv.cli.program import BAD_FEATURE, CommandError
 from raftkv.client.scope import prefix_end
+from raftkv.errors import printable
 from raftkv.pb import auth_pb2
 from raftkv.pb.enums import alarm_name
 
@@ -152,7 +153,7 @@ class TablePrinter(RowsPrinter):
     name = "table"
 
     def endpoint_health(self, answers: Sequence[EndpointHealth]) -> None:
-        rows = [[answer.endpoint, lower(answer.healthy), answer.took, answer.error] for answer in answers]
+        rows = [[each.endpoint, lower(each.healthy), each.took, printable(each.error)] for each in answers]
         self.rows(["endpoint", "health", "took", "error"], rows)
 
     def rows(self, header: list[str], rows: list[list[str]]) -> None:
@@ -279,7 +280,7 @@ class SimplePrinter(RowsPrinter):
     def endpoint_health(self, answers: Sequence[EndpointHealth]) -> None:
         for answer in answers:
             if answer.error:
-                text = f"{answer.endpoint} is unhealthy: failed to commit proposal: {answer.error}"
+                text = f"{answer.endpoint} is unhealthy: failed to commit proposal: {printable(answer.error)}"
                 print(text, file=sys.stderr)
             else:
                 text = f"{answer.endpoint} is healthy: successfully committed proposal: took = {answer.took}"

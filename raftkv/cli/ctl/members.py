@@ -37,6 +37,7 @@ from raftkv.errors import (
     MemberNotFoundError,
     StatusError,
     UnhealthyError,
+    printable,
 )
 from raftkv.pb import admin_pb2, rpc_pb2
 
@@ -405,9 +406,9 @@ def ask_each(
                 answer = await outcome(client, endpoint, method, request, session.timeout_s)
             if isinstance(answer, StatusError | ConfigError):
                 errors.append(str(answer))
-                print(f"{failure.format(endpoint)} ({answer})", file=sys.stderr)
+                print(f"{failure.format(endpoint)} ({printable(str(answer))})", file=sys.stderr)
                 for line in details_of(answer):
-                    print(f"raftkvctl: {line}", file=sys.stderr)
+                    remark(line)
             else:
                 found.append(EndpointAnswer(endpoint, answer))
                 if in_turn:
