@@ -8,6 +8,7 @@ from prometheus_client.registry import Collector
 from raftkv.checkpoint.records import Checkpoint, Latest
 from raftkv.training.history import fold, read_change
 from raftkv.training.metrics import SETTLED_S, CheckpointMetrics, QueueMetrics, RunMetrics
+from raftkv.training.records import Fault
 from raftkv.training.scheduling.ledger import ClusterView, GrantView, HostView, WaitingView
 from tests.training.scripted_run import GENERATION_2_RUNS, KEYS, SCRIPT, Script, encoded
 
@@ -41,6 +42,16 @@ def test_a_running_generation() -> None:
     assert found[f"run_phase/{RUN}/running"] == 1
     assert found[f"run_faults_total/{RUN}/signal"] == found[f"run_faults_total/{RUN}/exit"] == 1
     assert found[f"run_faults_total/{RUN}/partition"] == 0, "every cause is there from the start"
+
+
+def test_causes_that_no_node_reports_share_one_label() -> None:
+    """Each text that a user of the run wrote was one more time series of the exporter."""
+    faults: Script = [
+        (f"fault/2/{rank:06d}", Fault(2, "a-1", rank=rank, cause=f"cause {rank}", time=111.0)) for rank in range(100)
+    ]
+    usual, found = (_after([*SCRIPT[:GENERATION_2_RUNS], *more], 115.0) for more in ([], faults))
+    assert found.pop(f"run_faults_total/{RUN}/other") == 100
+    assert found == usual
 
 
 def test_a_run_whose_world_broke() -> None:
