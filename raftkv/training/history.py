@@ -33,6 +33,7 @@ from raftkv.training.records import (
     BROKEN,
     CLOSED,
     ROOT,
+    RUN_ID_MAX,
     Fault,
     GenerationRecord,
     Member,
@@ -292,6 +293,7 @@ class Fold:
     boots: dict[str, str] = field(default_factory=dict)
     denied: dict[str, str] = field(default_factory=dict)
     revision: int = 0
+    _faults: set[tuple[int, Fault]] = field(default_factory=set, init=False, repr=False)
 
     def apply(self, change: Change) -> None:
         """Apply one change."""
@@ -310,6 +312,7 @@ class Fold:
         elif change.kind in ("state", "round") and content is None:
             self.state = self.round = None  # the run was deleted: later changes belong to a new run with that id
             self.generations.clear()
+            self._faults.clear()
         elif change.kind in ("boot", "deny"):
             self._set_text(self.boots if change.kind == "boot" else self.denied, change)
 
@@ -369,7 +372,8 @@ class Fold:
 
     def _add_fault(self, fault: Fault) -> None:
         for index, generation in enumerate(self.generations):
-            if generation.generation == fault.generation and fault not in generation.faults:
+            if generation.generation == fault.generation and (index, fault) not in self._faults:
+                self._faults.add((index, fault))
                 self.generations[index] = replace(generation, faults=(*generation.faults, fault))
 
     def history(self, *, since_revision: int, complete: bool) -> RunHistory:
@@ -487,7 +491,9 @@ def count_nodes(names: list[str]) -> dict[str, int]:
     >>> count_nodes(["jobs/a/node/h-1", "jobs/a/state", "jobs/a/store/3/x/state"])
     {'jobs/a': 1}
     """
-    found = [(match["run"], name) for name in names if (match := _RUN_KEY.fullmatch(name))]
+    # No run has a longer id. A user of one run may write any key below it, and each part of a name is looked up.
+    matches = ((_RUN_KEY.fullmatch(name), name) for name in names)
+    found = [(match["run"], name) for match, name in matches if match and len(match["run"].encode()) <= RUN_ID_MAX]
     # Users choose keys inside a run, so one of them may look like a run within the run.
     runs = {run for run, _ in found}
     outer = sorted(run for run in runs if not any(_INNER.match(run, len(other)) for other in _prefixes(run, runs)))

@@ -23,7 +23,7 @@ from raftkv.training.history import (
     read_history,
     read_past,
 )
-from raftkv.training.records import CLOSED, GenerationRecord, State
+from raftkv.training.records import CLOSED, RUN_ID_MAX, Fault, GenerationRecord, State
 from tests.long import long_except
 from tests.procs import ETCD_FAST, Cluster
 from tests.training.scripted_run import COLLATERAL, KEYS, KILLED, SCRIPT, A, C, Script, encoded, members
@@ -116,11 +116,38 @@ def test_keys_of_users_are_no_runs() -> None:
     assert count_nodes(names) == {"b": 0, "jobs/a": 2, "new": 1}
 
 
+def test_a_name_that_no_run_can_have_is_not_looked_at() -> None:
+    """A user of one run wrote a key of 200,000 parts below it: listing all runs then took minutes."""
+    deep = "b/" + "a/" * 2_000
+    assert count_nodes([f"{deep}state", f"{deep}node/h-1", "b/state", f"{'c' * RUN_ID_MAX}/state"]) == {
+        "b": 0,
+        "c" * RUN_ID_MAX: 0,
+    }
+
+
 def test_a_node_that_stays_is_kept_once_for_all_generations() -> None:
     folded = fold(KEYS, changes())
     first, second = (generation.members for generation in folded.generations)
     assert first[0] is second[0]
     assert [member.id for member in second] == [A.id, C.id]
+
+
+def test_faults_are_not_compared_with_each_other() -> None:
+    """20,000 that a user of the run wrote took minutes, in the exporter of all runs too."""
+    compared = 0
+
+    class Told(Fault):
+        __hash__ = Fault.__hash__
+
+        def __eq__(self, other: object) -> bool:
+            nonlocal compared
+            compared += 1
+            return Fault.__eq__(self, other)
+
+    told = [Change(30, "fault", f"2/{rank:06d}", Told(2, C.id, rank=rank)) for rank in range(300)] * 2
+    history = fold(KEYS, [*changes(), *told]).history(since_revision=2, complete=True)
+    assert len(history.generations[1].faults) == 300
+    assert compared <= 600
 
 
 def test_each_name_is_looked_at_once_however_many_runs_there_are() -> None:

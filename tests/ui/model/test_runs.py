@@ -168,6 +168,7 @@ def test_runs_are_listed_as_in_the_command_line(model: Model) -> None:
         "jobs/a/state": states[0].encode(), "jobs/a/node/h-1": B.encode(), "jobs/a/node/i-1": B.encode(),
         "jobs/a/store/1/x/state": b"1", "jobs/b/node/x-1": B.encode(), "z/state": states[1].encode(),
         "odd/state": b"no record", "w/sync/1/node/x": b"", "w/round": b"{}",
+        f"{'é' * 100}/state": b"", f"{'é' * 101}/state": b"", f"jobs/a/{'a/' * 2_000}state": b"",
     }  # fmt: skip
     nodes = count_nodes(list(keys))
     summaries = [RunSummary(run, {"jobs/a": states[0], "z": states[1]}.get(run), count) for run, count in nodes.items()]

@@ -15,7 +15,9 @@ export const ROOT = "/raftkv/train/";
 const RUN_KEY = /^(.+?)\/(?:state|round|node\/[^/]+)$/s;
 const INNER = /^\/(?:boot|deny|fault|node|store|strike|sync)\//;
 const PHASES = ["gathering", "running", "broken", "closed"];
+const RUN_ID_MAX = 200;
 const FAULTS_SHOWN = 5;
+const UTF8 = new TextEncoder();
 
 const GENERATION = ["int", undefined, "epoch"];
 const MEMBER = {
@@ -66,9 +68,13 @@ export function readChange(run, item, deleted) {
 
 // ---- which there are
 
-/** Nodes by run, from the names of keys below `ROOT`. The keys inside a run are its users' own: no runs are in it. */
+/**
+ * Nodes by run, from the names of keys below `ROOT`. The keys inside a run are its users' own: no runs are in it.
+ * No run has a longer id, and each part of a name is looked up.
+ */
 export function countNodes(names) {
-  const found = names.map((name) => [RUN_KEY.exec(name)?.[1], name]).filter(([run]) => run !== undefined);
+  const isId = (run) => run !== undefined && UTF8.encode(run).length <= RUN_ID_MAX;
+  const found = names.map((name) => [RUN_KEY.exec(name)?.[1], name]).filter(([run]) => isId(run));
   const runs = new Set(found.map(([run]) => run));
   const isInside = (run) => {
     const parts = run.split("/");

@@ -62,6 +62,8 @@ export function rootFault(generation) {
 
 /** A run, change by change. */
 export class Fold {
+  #told = new WeakMap(); // the faults of each generation, as texts
+
   /** @param {string} run its id. */
   constructor(run) {
     this.run = run;
@@ -169,7 +171,9 @@ export class Fold {
     const same = JSON.stringify(fault);
     for (const generation of this.generations) {
       if (generation.generation !== fault.generation) continue;
-      if (!generation.faults.some((one) => JSON.stringify(one) === same)) generation.faults.push(fault);
+      const told = this.#told.get(generation) ?? new Set();
+      if (!told.has(same)) generation.faults.push(fault);
+      this.#told.set(generation, told.add(same));
     }
   }
 }
