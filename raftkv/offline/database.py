@@ -4,6 +4,7 @@ database that a running member has open is refused.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from contextlib import closing
 from dataclasses import dataclass
@@ -133,6 +134,10 @@ def defragment(data_dir: str) -> None:
             with closing(LMDBBackend(database, read_only=True)) as backend:
                 check_format(backend)
                 backend.copy_to(copy)
+            # Root may work on the files of the user that runs the member, who must be able to open the copy.
+            owner = database.stat()
+            if owner.st_uid != os.geteuid():
+                os.chown(copy, owner.st_uid, owner.st_gid)
             replace_file(copy, database)
         except BaseException:
             copy.unlink(missing_ok=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shutil
 import subprocess
@@ -67,6 +68,17 @@ def test_defrag_keeps_what_is_there(member: DataDirectory, run: Callable[[Sequen
     assert run(["defrag", "--data-dir", str(member.path)]) == Ran(0, b"", "")
     assert said("hashkv", member.path) == f"{member.hash}, 101, -1\n"
     assert [path.name for path in member.snapshots.iterdir() if path.suffix == ".tmp"] == []
+
+
+def test_defrag_by_root_leaves_the_database_to_its_owner(
+    member: DataDirectory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A member that runs as another user could not open its database afterwards (etcd issue 12522)."""
+    owner, given = (member.snapshots / "db").stat(), list[tuple[object, ...]]()
+    monkeypatch.setattr(os, "geteuid", lambda: owner.st_uid + 1)
+    monkeypatch.setattr(os, "chown", lambda *arguments: given.append(arguments))
+    said("defrag", "--data-dir", member.path)
+    assert given == [(member.snapshots / "db.tmp", owner.st_uid, owner.st_gid)]
 
 
 def test_migrate_knows_one_version(member: DataDirectory) -> None:
