@@ -120,10 +120,18 @@ class MemberArchive:
         """Examine a directory with segments.
 
         Raises:
-            CorruptionError: its first segment cannot be read.
+            CorruptionError: none of its segments can be read.
         """
         names = sorted(name for path in directory.glob("*.wal") if (name := SegmentName.parse(path.name)))
-        head = load_segment(ReadingDisk(), str(directory), names[0])
+        # Any segment names the cluster: a damaged one may be older than all that a restore needs.
+        for name in names:
+            try:
+                head = load_segment(ReadingDisk(), str(directory), name)
+            except CorruptionError:
+                if name == names[-1]:
+                    raise
+            else:
+                break
         return cls(directory, names, raft_pb2.WALMetadata.FromString(head.metadata).cluster_id)
 
     def marks(self) -> Iterator[Mark]:
@@ -365,7 +373,7 @@ def prune(archive: Path, needed: Mapping[int, int]) -> list[Path]:
 
     Raises:
         StorageError: a file cannot be deleted.
-        CorruptionError: the oldest segment of a member cannot be read.
+        CorruptionError: no segment of a member can be read.
     """
     deleted = []
     for directory in segment_directories(archive):

@@ -193,6 +193,16 @@ def test_a_damaged_segment_is_a_gap_that_says_where(history: History, tmp_path: 
         restored(history.bases[min(history.bases)], archive, Target())
 
 
+def test_damaged_segment_that_is_not_needed_stops_neither_restore_nor_pruning(history: History, tmp_path: Path) -> None:
+    """The first segment of a member was read for the id of its cluster, and no other one."""
+    archive, base = tmp_path / "archive", max(history.bases)
+    segments = write_archive(history.entries, archive, Random(1))
+    segments[0].write_bytes(b"damage" + segments[0].read_bytes()[6:])
+    _, *found = restored(history.bases[base], archive, Target())
+    assert tuple(found) == history.at_index[len(history.entries)]
+    assert segments[0] in prune(archive, {7: base})
+
+
 @pytest.mark.parametrize("flipped", [0x80, 0x01])
 def test_damaged_marks_are_passed_over(history: History, tmp_path: Path, flipped: int) -> None:
     """Every second mark is damaged: a restore goes to the state of another one, and to nothing that never was."""
