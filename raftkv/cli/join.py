@@ -182,9 +182,9 @@ def _complete(host: str, texts: dict[str, str]) -> None:
 
 def _reachable(urls: Iterable[str], host: str) -> tuple[str, ...]:
     """Return the URLs for other machines: ``host`` replaces a wildcard address."""
-    split = [cluster_id.split_url(url) for url in urls]
+    split = [(url, *cluster_id.split_url(url)) for url in urls]
     hosts = ("0.0.0.0", "::", "localhost")
-    return tuple(f"{scheme}://{host if name.strip('[]') in hosts else name}:{port}" for scheme, name, port in split)
+    return tuple(f"{scheme}://{host}:{port}" if name in hosts else url for url, scheme, name, port in split)
 
 
 def _tls_context(config: ServerConfig, endpoint: Endpoint, shown: Mapping[str, str]) -> ssl.SSLContext | None:

@@ -96,6 +96,16 @@ def test_a_member_that_was_added_without_an_answer_is_not_added_again(
     assert "an earlier attempt had added this member already: 2" in capsys.readouterr().out
 
 
+def test_advertised_urls_are_the_listened_ones_except_for_wildcards(tmp_path: Path) -> None:
+    """An IPv6 address lost its brackets, and a socket file got a port."""
+    words = ["http://127.0.0.1:1", "--data-dir", str(tmp_path), "--insecure-peers"]
+    words += ["--listen-peer-urls", "http://[fd00::5]:3380"]
+    words += ["--listen-client-urls", "http://[::]:3379,unix:///run/raftkv.sock"]
+    config = join.read_plan(words, {}).config
+    assert config.initial_advertise_peer_urls == ("http://[fd00::5]:3380",)
+    assert config.advertise_client_urls == ("http://127.0.0.1:3379", "unix:///run/raftkv.sock")
+
+
 def test_a_peer_url_of_another_member_is_refused_at_once(tmp_path: Path) -> None:
     with pytest.raises(PeerURLExistsError):
         _added(Members(PeerURLExistsError()), tmp_path)
