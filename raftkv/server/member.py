@@ -228,8 +228,13 @@ class Member:
             syncs=self._syncs,
             stages=None if self._tracing is None else self._tracing.stages,
         )
-        log_bytes, catchup_bytes = fits(16, config.snapshot_bytes), fits(16, config.snapshot_catchup_bytes)
-        config = replace(config, snapshot_bytes=log_bytes, snapshot_catchup_bytes=catchup_bytes)
+        config = replace(
+            config,
+            snapshot_bytes=_fit_log("--snapshot-bytes", config.snapshot_bytes, ServerConfig.snapshot_bytes),
+            snapshot_catchup_bytes=_fit_log(
+                "--snapshot-catchup-bytes", config.snapshot_catchup_bytes, ServerConfig.snapshot_catchup_bytes
+            ),
+        )
         replica = Replica(config, durable, devices, self._fatal, self._leave)
         for part, shares in ((8, replica.node.proposals.shares), (4, replica.hub.shares)):
             shares.limit = fits(part, shares.limit)
@@ -533,3 +538,13 @@ class Member:
         """Return the human-readable name of a member: its published name, if any, and its id."""
         member = self.replica.membership.members.get(member_id)
         return f"{member.name} ({member_id:x})" if member is not None and member.name else f"member {member_id:x}"
+
+
+def _fit_log(flag: str, wanted_bytes: int, default_bytes: int) -> int:
+    """Return a limit of the log that fits the memory; warn if it is below the value that an operator has set."""
+    fit_bytes = memory.share_bytes(16, wanted_bytes)
+    if fit_bytes < wanted_bytes != default_bytes:
+        _log.warning(
+            "%s=%d is more than a sixteenth of the memory of this process: %d is used", flag, wanted_bytes, fit_bytes
+        )
+    return fit_bytes

@@ -48,20 +48,29 @@ def test_what_clients_can_make_a_small_member_hold_fits_its_memory(monkeypatch: 
 
 
 @pytest.mark.parametrize(
-    ("memory_bytes", "writes", "watchers"),
-    [(256 * MIB, 32 * MIB, 64 * MIB), (4096 * MIB, 256 * MIB, 1024 * MIB)],
+    ("memory_bytes", "writes", "watchers", "log"),
+    [(256 * MIB, 32 * MIB, 64 * MIB, (16 * MIB, 16 * MIB)), (4096 * MIB, 256 * MIB, 1024 * MIB, (96 * MIB, 64 * MIB))],
 )
 def test_what_a_member_keeps_fits_its_memory(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, memory_bytes: int, writes: int, watchers: int
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    memory_bytes: int,
+    writes: int,
+    watchers: int,
+    log: tuple[int, int],
 ):
-    """With 256 MiB it kept half of them of its log alone."""
+    """With 256 MiB it kept half of them of its log alone; a flag that asked for more was lowered in silence."""
     monkeypatch.setattr(memory, "limit_bytes", lambda: memory_bytes)
 
     async def run() -> None:
-        async with running(tmp_path, monkeypatch, [Tracing()]) as ((member,), _, _):
-            replica, node, log_bytes = member.replica, member.node, min(64 * MIB, memory_bytes // 16)
-            assert (replica.config.snapshot_bytes, replica.config.snapshot_catchup_bytes) == (log_bytes, log_bytes)
+        async with running(tmp_path, monkeypatch, [Tracing()], snapshot_bytes=96 * MIB) as ((member,), _, _):
+            replica, node = member.replica, member.node
+            assert (replica.config.snapshot_bytes, replica.config.snapshot_catchup_bytes) == log
             assert (node.settings.unapplied_max_bytes, node.settings.unwritten_max_bytes) == (writes, writes)
             assert (node.proposals.shares.limit, replica.hub.shares.limit) == (writes, watchers)
 
     asyncio.run(run())
+    warned = [record.getMessage() for record in caplog.records if "--snapshot-" in record.getMessage()]
+    text = f"--snapshot-bytes={96 * MIB} is more than a sixteenth of the memory of this process: {16 * MIB} is used"
+    assert warned == ([text] if log[0] < 96 * MIB else [])

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
+from typing import Any
 from unittest.mock import AsyncMock
 
 import pytest
@@ -55,9 +56,9 @@ class Spans(InMemorySpanExporter):
 
 @asynccontextmanager
 async def running(
-    root: Path, monkeypatch: pytest.MonkeyPatch, tracing: Sequence[Tracing]
+    root: Path, monkeypatch: pytest.MonkeyPatch, tracing: Sequence[Tracing], **settings: Any
 ) -> AsyncIterator[tuple[list[Member], list[str], Spans]]:
-    """Run a member for each setting; yield them, their endpoints and their spans."""
+    """Run a member for each setting of tracing, with further settings; yield them, their endpoints and their spans."""
     spans = Spans()
     monkeypatch.setattr(exporter, "make_exporter", lambda address: spans)
     monkeypatch.setattr(exporter, "GATHER_S", 0.01)
@@ -78,6 +79,7 @@ async def running(
                 election_timeout_s=PATIENCE_S / 2,  # a stall of a loaded machine elects no other leader
                 tracing=setting,
                 unsafe_no_fsync=True,
+                **settings,
             )
         )
         for number, setting in enumerate(tracing)
