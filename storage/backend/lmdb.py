@@ -43,7 +43,7 @@ from raftkv.storage.backend.base import ReadTxn, WriteBatch, in_runs
 from raftkv.storage.backend.copying import copy_compact, pieces
 from raftkv.storage.backend.defragmentation import NOTED_MAX, LMDBDefragmentation, Notes
 from raftkv.storage.backend.environment import SEALED_BUCKETS, Environment, copied_sum, declared, identity_of, total
-from raftkv.storage.backend.pages import check_pages
+from raftkv.storage.backend.pages import check_pages, check_small_trees
 from raftkv.storage.datadir import sync_directory
 from raftkv.storage.failpoints import failpoint
 from raftkv.storage.revision import checked_runs
@@ -541,6 +541,7 @@ def read_value(path: Path, bucket: bytes, key: bytes) -> bytes | None:
     try:
         if not path.exists():
             return None
+        check_small_trees(path)  # a damaged page may make LMDB read behind the end of the file, which kills the process
         options: dict[str, Any] = {"subdir": False, "readonly": True, "lock": False, "create": False, "max_dbs": 1}
         with lmdb.open(os.fsencode(path), **options) as environment:
             size_bytes = (environment.info()["last_pgno"] + 1) * environment.stat()["psize"]
@@ -550,7 +551,7 @@ def read_value(path: Path, bucket: bytes, key: bytes) -> bytes | None:
             handle = environment.open_db(bucket, create=False)
             with environment.begin(db=handle) as txn:
                 return txn.get(key)
-    except (lmdb.Error, OSError):
+    except (lmdb.Error, OSError, CorruptionError):
         return None
 
 

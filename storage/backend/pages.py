@@ -13,8 +13,8 @@ later commit. Neither reports anything useful. So all pages are visited at the s
     tree       pad u32, flags u16, depth u16, branch, leaf and overflow pages u64 each, entries u64, root u64
 
 Not checked: the contents of pages, which have checksums (``revision.py``, ``environment.py``), and pages of large
-values. The sizes of values in a leaf are checked before a copy is made or accepted, and by the scrub, but not at the
-start, where that would take ten times as long.
+values. The sizes of values in a leaf are checked in trees of few leaves, before a copy is made or accepted, and by the
+scrub, but not in all trees at the start, where that would take ten times as long.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from __future__ import annotations
 import mmap
 from array import array
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from struct import Struct
 from typing import Final, NamedTuple
@@ -44,6 +45,8 @@ _COPY_TXN: Final = 1
 _META_PAGES: Final = 2
 _PAGE_BYTES: Final = range(256, 65537)
 _LEAVES_PER_PACE: Final = 200
+_SMALL_LEAVES: Final = 200
+"""Leaves of a tree whose values are always checked: 10 ms."""
 
 
 class _Tree(NamedTuple):
@@ -76,18 +79,37 @@ def check_pages(path: Path, pace: Callable[[], None] | None = None) -> None:
         CorruptionError: a page is wrong; the message names it.
         OSError: the file cannot be read.
     """
+    with _walk_of(path, pace) as walk:
+        if walk is not None and not (walk.is_whole_copy and pace is None):
+            walk.check()
+
+
+def check_small_trees(path: Path) -> None:
+    """Refuse a database file in which LMDB cannot follow the pages of small trees, without looking at large ones.
+
+    Arguments:
+        path: the file; a file that is not a database passes.
+
+    Raises:
+        CorruptionError: a page is wrong; the message names it.
+        OSError: the file cannot be read.
+    """
+    with _walk_of(path, None) as walk:
+        if walk is not None:
+            walk.check_trees(_SMALL_LEAVES)
+
+
+@contextmanager
+def _walk_of(path: Path, pace: Callable[[], None] | None) -> Iterator[_Walk | None]:
+    """Yield a check of a file, ``None`` if the file is not a database."""
     with path.open("rb") as file:
         if not path.stat().st_size:
+            yield None
             return
         with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
             meta = _last_meta(data)
-            if meta is None:
-                return
-            is_whole = len(data) >= (meta.last_page + 1) * meta.page_bytes
-            if meta.txn == _COPY_TXN and pace is None and is_whole:
-                return
             try:
-                _Walk(data, meta, pace).check()
+                yield None if meta is None else _Walk(data, meta, pace)
             except _Misplaced as error:
                 raise CorruptionError(f"the database {path} is damaged: {error}") from None
 
@@ -138,13 +160,15 @@ class _Walk:
         self._pages = min(meta.last_page + 1, len(data) // meta.page_bytes)
         self._seen = bytearray(self._pages)
 
+    @property
+    def is_whole_copy(self) -> bool:
+        """Whether the file is a compact copy that is not cut short."""
+        return self._meta.txn == _COPY_TXN and self._pages > self._meta.last_page
+
     def check(self) -> None:
         """Raise ``_Misplaced`` for the first page that is wrong."""
         free_leaves = list(self._leaves(self._meta.free))
-        for leaf in self._leaves(self._meta.main):
-            for value, _, flags in self._values(leaf):
-                if flags & _TREE_INSIDE:
-                    self._check_tree(_tree(self._data, value))
+        self.check_trees()
         behind = set[int]()
         for leaf in free_leaves:
             for value, size_bytes, flags in self._values(leaf):
@@ -156,14 +180,24 @@ class _Walk:
             found_bytes, claimed_bytes = len(self._data), claimed * self._meta.page_bytes
             raise _Misplaced(f"it is cut short: {found_bytes} of {claimed_bytes} bytes")
 
+    def check_trees(self, leaves_max: int | None = None) -> None:
+        """Raise ``_Misplaced`` for the first wrong page of trees of at most ``leaves_max`` leaves; ``None``: of all."""
+        for leaf in self._leaves(self._meta.main):
+            for value, _, flags in self._values(leaf):
+                if flags & _TREE_INSIDE:
+                    tree = _tree(self._data, value)
+                    if leaves_max is None or tree.leaf_pages <= leaves_max:
+                        self._check_tree(tree)
+
     def _check_tree(self, tree: _Tree) -> None:
+        has_values = self._pace is not None or tree.leaf_pages <= _SMALL_LEAVES
         for count, leaf in enumerate(self._leaves(tree), 1):
-            if self._pace is not None:
+            if has_values:
                 for value, size_bytes, flags in self._values(leaf):
                     if flags & _BIG and self._end_of_big(value, size_bytes) > len(self._data):
                         raise _Misplaced(f"a large value of page {leaf // self._meta.page_bytes} goes beyond the file")
-                if not count % _LEAVES_PER_PACE:
-                    self._pace()
+            if self._pace is not None and not count % _LEAVES_PER_PACE:
+                self._pace()
 
     def _leaves(self, tree: _Tree) -> Iterator[int]:
         """Iterate over a tree; yield the offsets of its leaves."""
@@ -215,8 +249,10 @@ class _Walk:
             low, high, flags, key_bytes = _NODE.unpack_from(self._data, node)
             value, size_bytes = node + _NODE.size + key_bytes, low | high << 16
             inside_bytes = _NUMBER.size if flags & _BIG else _TREE.size if flags & _TREE_INSIDE else size_bytes
-            if value + inside_bytes > end:
-                raise _Misplaced(f"a value of page {start // self._meta.page_bytes} goes beyond its end")
+            if value + inside_bytes > end or flags & ~(_BIG | _TREE_INSIDE):
+                raise _Misplaced(
+                    f"a value of page {start // self._meta.page_bytes} goes beyond its end, or has an unknown kind"
+                )
             yield value, size_bytes, flags
 
     def _end_of_big(self, value: int, size_bytes: int) -> int:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import mmap
 import random
+import subprocess
+import sys
 from contextlib import closing
 from pathlib import Path
 
@@ -63,6 +65,39 @@ def test_a_page_that_was_lost_is_never_read_for_another(tmp_path: Path, clean: b
         except (CorruptionError, StorageError) as error:
             refused += len(str(error).splitlines()) == 1
     assert refused > pages // 2
+
+
+def test_node_that_points_behind_its_page_is_refused_before_lmdb_follows_it(tmp_path: Path) -> None:
+    """A flipped bit in the offset of a node ended a starting member with SIGBUS, without a word about the database."""
+    path = tmp_path / "db"
+    with closing(LMDBBackend(path, MAP_SIZE_BYTES)) as backend, closing(Store.open(backend)) as store:
+        store.set_applied(1, 1)
+        store.commit()
+    sound = path.read_bytes()
+    leaves = [at for at in range(2 * PAGE_BYTES, len(sound), PAGE_BYTES) if sound[at + 10 : at + 12] == b"\x02\0"]
+    refused = 0
+    for leaf in leaves:
+        damaged = bytearray(sound)
+        damaged[leaf + 17] ^= 0x80
+        path.write_bytes(damaged)
+        ended = subprocess.run([sys.executable, "-c", READ, str(path)], capture_output=True, text=True, check=False)
+        assert ended.returncode == 0, ended.stderr
+        refused += "is damaged: page" in ended.stdout
+    assert refused > 2
+
+
+READ = """
+import sys
+from pathlib import Path
+from raftkv.errors import CorruptionError
+from raftkv.storage import schema
+from raftkv.storage.backend.lmdb import LMDBBackend, read_value
+read_value(Path(sys.argv[1]), schema.META, schema.META_FORMAT_VERSION)
+try:
+    LMDBBackend(Path(sys.argv[1])).close()
+except CorruptionError as error:
+    print(error)
+"""
 
 
 def test_a_free_page_that_is_in_use_is_refused(tmp_path: Path, clean: bytes) -> None:
