@@ -190,7 +190,8 @@ def _is_etcd_log(path: str) -> bool:
 def begins(path: str | Path, data: bytes, offset: int) -> bool:
     """Return whether a file has these bytes at an offset; False: it cannot be read."""
     try:
-        with open(path, "rb") as file:
+        # A pipe in the place of the file would wait for a writer.
+        with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
             file.seek(offset)
             return file.read(len(data)) == data
     except OSError:

@@ -51,8 +51,10 @@ def database_of(path: str) -> Path:
     """
     if not os.path.lexists(path):
         raise StorageError(f"stat {path}: no such file or directory")
-    if not os.path.isdir(path):
+    if os.path.isfile(path):
         return Path(path)
+    if not os.path.isdir(path):
+        raise StorageError(f"{path} is neither a data directory nor the file of a database")
     refuse_etcd(path, os.path.join(path, "member", "wal"))
     database = Path(path, "member", "snap", "db")
     if not database.is_file():
@@ -97,7 +99,7 @@ def is_running(log: str) -> bool:
         log: directory of the log.
     """
     try:
-        descriptor = os.open(os.path.join(log, LOCK_NAME), os.O_RDONLY | os.O_CLOEXEC)
+        descriptor = os.open(os.path.join(log, LOCK_NAME), os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError:
         return False
     try:

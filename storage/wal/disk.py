@@ -266,8 +266,8 @@ class ReadingDisk(RealDisk):
     """The file operations of the operating system for reading a log: nothing can be written."""
 
     def open(self, path: str) -> int:
-        """Open an existing file for reading."""
-        return os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        """Open an existing file for reading; a pipe in its place has nothing to read."""
+        return os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
 
 
 _FDSYNC: Final = 3

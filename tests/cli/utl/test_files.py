@@ -170,6 +170,14 @@ class TestBadInput:
         (tmp_path / "file").write_text("something else " * 1000)
         refused(command, tmp_path / "file")
 
+    @pytest.mark.parametrize("place", ["", "member/snap/db"])
+    def test_pipes_in_the_place_of_files(self, command: str, place: str, member: DataDirectory) -> None:
+        """Each of them waited for a writer."""
+        for path in (member.snapshots / "db", *member.segments):
+            path.unlink()
+            os.mkfifo(path)
+        refused(command, member.path / place)
+
     def test_of_etcd(self, command: str, tmp_path: Path) -> None:
         (tmp_path / "member" / "wal").mkdir(parents=True)
         (tmp_path / "member" / "snap").mkdir()
