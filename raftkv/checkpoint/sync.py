@@ -16,20 +16,18 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Self
 
 from raftkv.checkpoint import find
 from raftkv.checkpoint import registry as aio
 from raftkv.checkpoint.commit import attempt as attempts
-from raftkv.checkpoint.find import MIN
 from raftkv.checkpoint.records import AttemptRecord, Checkpoint
 from raftkv.checkpoint.retention import holds
 from raftkv.checkpoint.retention.holds import PIN_TTL_S
-from raftkv.client.sync.blocking import Blocking, Held, Shown, Stream, blocking, taking
+from raftkv.client.sync.blocking import Blocking, Held, Shown, Stream, blocking, making, taking
 from raftkv.client.sync.library import Client, client_of
 
 if TYPE_CHECKING:
-    from raftkv.checkpoint.commit.claim import Claim
     from raftkv.client.sync.loop import LoopThread
 
 
@@ -136,17 +134,9 @@ class Registry(Blocking[aio.Registry]):
     runs = blocking(aio.Registry.runs)
     set_metrics = blocking(aio.Registry.set_metrics)
 
-    def begin(self, *args: Any, **kwargs: Any) -> Attempt:
-        """Begin to save a checkpoint; see ``aio.Registry.begin``."""
-        return Attempt(self, self._loop, self._loop.run(self._inner.begin(*args, **kwargs)))
-
-    def join(self, *args: Any, **kwargs: Any) -> Attempt:
-        """Wait until the coordinator has begun; see ``aio.Registry.join``."""
-        return Attempt(self, self._loop, self._loop.run(self._inner.join(*args, **kwargs)))
-
-    def attempt(self, claim: Claim, record: AttemptRecord) -> Attempt:
-        """Return an attempt that another rank has begun; see ``aio.Registry.attempt``."""
-        return Attempt(self, self._loop, self._inner.attempt(claim, record))
+    begin = making(aio.Registry.begin, Attempt)
+    join = making(aio.Registry.join, Attempt)
+    attempt = making(aio.Registry.attempt, Attempt)
 
     def pin(self, checkpoint: Checkpoint, reader: str, ttl_s: int = PIN_TTL_S) -> Pin:
         """Make a pin; ``with`` takes it. The checkpoint is not deleted while the pin is held.
@@ -163,10 +153,5 @@ class Registry(Blocking[aio.Registry]):
         pin = self._ask(lambda inner: inner.pin(checkpoint, reader, ttl_s, on_lost=lambda _: lost.set()))
         return Pin(self, self._loop, pin, lost)
 
-    def watch(self, kind: str = "", *, start_revision: int = 0) -> Commits:
-        """Watch commits, each once; can be resumed. Arguments as ``find.Commits``."""
-        return Commits(self, self._loop, self._ask(lambda inner: inner.watch(kind, start_revision=start_revision)))
-
-    def watch_best(self, metric: str, mode: str = MIN, *, kind: str = "") -> Bests:
-        """Watch the best checkpoint: the current one, then each new one. Arguments as ``find.Bests``."""
-        return Bests(self, self._loop, self._ask(lambda inner: inner.watch_best(metric, mode, kind=kind)))
+    watch = making(aio.Registry.watch, Commits)
+    watch_best = making(aio.Registry.watch_best, Bests)

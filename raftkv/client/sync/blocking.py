@@ -281,6 +281,7 @@ class Watch(Stream[Event]):
 
 
 Inner = TypeVar("Inner")
+Made = TypeVar("Made")
 Result = TypeVar("Result")
 P = ParamSpec("P")
 
@@ -452,6 +453,24 @@ def blocking(
     def call(self: Any, /, *args: P.args, **kwargs: P.kwargs) -> Result:
         loop, inner = self.target()
         return run(loop, method(inner, *args, **kwargs))
+
+    return call
+
+
+def making(
+    method: Callable[Concatenate[Inner, P], object], twin: Callable[[Any, LoopThread, Any], Made]
+) -> Callable[Concatenate[Any, P], Made]:
+    """Return the twin of a method that returns an async object, or a coroutine of one: it returns the object's twin.
+
+    Arguments:
+        method: method of the async object.
+        twin: class of the twins.
+    """
+
+    @functools.wraps(method)
+    def call(self: Any, /, *args: P.args, **kwargs: P.kwargs) -> Made:
+        made = self._ask(lambda inner: method(inner, *args, **kwargs))
+        return twin(self, self._loop, self._loop.run(made) if inspect.iscoroutine(made) else made)
 
     return call
 

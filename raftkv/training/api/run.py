@@ -20,7 +20,7 @@ it raises ``Forked``, because the parent is the member of the run.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
@@ -28,7 +28,7 @@ from raftkv.checkpoint.records import Checkpoint
 from raftkv.checkpoint.sync import Registry
 from raftkv.client.arguments import function
 from raftkv.client.sync import library as sync
-from raftkv.client.sync.blocking import Asked, Blocking, Scoped, Shown, blocking, passing, taking
+from raftkv.client.sync.blocking import Asked, Blocking, Scoped, Shown, blocking, making, passing, taking
 from raftkv.client.sync.loop import CallbackQueue, LoopThread
 from raftkv.training.api import async_run, checkpoint, generation
 from raftkv.training.rendezvous.world import RunPlace, World
@@ -173,17 +173,8 @@ class Run(Blocking[async_run.Run], RunPlace):
         """Publish without waiting for the result; does nothing if the generation ends first."""
         self._loop.post(self._inner.publish(value))
 
-    def counter(self, name: str) -> Counter:
-        """Return a counter over all ranks, which starts at 0 in every generation."""
-        return Counter(self, self._loop, self._ask(lambda run: run.counter(name)))
-
-    def leadership(self, name: str, value: str | bytes = b"") -> Leadership:
-        """Make a candidacy among the ranks; start it with ``with`` or ``campaign()``.
-
-        Arguments:
-            name, value: see ``elect``.
-        """
-        return Leadership(self, self._loop, self._ask(lambda run: run.leadership(name, value)))
+    counter = making(async_run.Run.counter, Counter)
+    leadership = making(async_run.Run.leadership, Leadership)
 
     def elect(self, name: str, value: str | bytes = b"", *, timeout_s: float | None = None) -> Leadership:
         """Wait until this rank leads; the leadership is a fence, and ends with the generation at the latest.
@@ -201,23 +192,8 @@ class Run(Blocking[async_run.Run], RunPlace):
 
     # ---- checkpoints
 
-    def checkpoint(self, step: int, **options: Any) -> Saving:
-        """Save a checkpoint with all ranks, in a ``with`` block on each rank; the end of the block commits it.
-
-        Arguments:
-            step, options: see ``async_run.Run.checkpoint``, which also lists the errors.
-        """
-        return Saving(self, self._loop, self._ask(lambda run: run.checkpoint(step, **options)))
-
-    def resume(self, kind: str = "", *, trackers: Sequence[str] = (), timeout_s: float | None = None) -> Resuming:
-        """Agree with all ranks on the checkpoint to resume from, or None, in a ``with`` block.
-
-        Arguments:
-            kind, trackers, timeout_s: see ``async_run.Run.resume``, which also lists the errors.
-        """
-        return Resuming(
-            self, self._loop, self._ask(lambda run: run.resume(kind, trackers=trackers, timeout_s=timeout_s))
-        )
+    checkpoint = making(async_run.Run.checkpoint, Saving)
+    resume = making(async_run.Run.resume, Resuming)
 
     # ---- the end
 
