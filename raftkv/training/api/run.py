@@ -192,7 +192,14 @@ class Run(Blocking[async_run.Run], RunPlace):
 
     # ---- checkpoints
 
-    checkpoint = making(async_run.Run.checkpoint, Saving)
+    def checkpoint(self, step: int, **options: Any) -> Saving:
+        """Save a checkpoint with all ranks, in a ``with`` block on each rank; the end of the block commits it.
+
+        Arguments:
+            step, options: see ``async_run.Run.checkpoint``, which also lists the errors.
+        """
+        return Saving(self, self._loop, self._ask(lambda run: run.checkpoint(step, **options)))
+
     resume = making(async_run.Run.resume, Resuming)
 
     # ---- the end
