@@ -41,7 +41,7 @@ from raftkv.cli import daemon
 from raftkv.cli.common import POINT_IN_TIME_FLAGS, forward_of, target_of
 from raftkv.cli.pflag import BOOL, DURATION, UINT, Flag
 from raftkv.cli.printer import human_size
-from raftkv.cli.program import BAD_FLAGS, ERROR, SUCCESS, CommandError, on_signals
+from raftkv.cli.program import BAD_FLAGS, ERROR, SUCCESS, CommandError, described, on_signals
 from raftkv.cli.table import byte_bar, progress_bar, render
 from raftkv.client.admin import Progress
 from raftkv.client.library import Client, connect
@@ -289,6 +289,9 @@ class Place(Directory):
                 found.append(one)
             except RecordError as error:
                 damaged[stem] = f"cannot read {name} in {self.uri}: {error.why}"
+            except StorageError as error:
+                if not isinstance(error.__cause__, FileNotFoundError):  # deleted since it was listed
+                    raise
         return oldest_first(found), damaged
 
     def remove(self, backup: Manifest) -> None:
@@ -672,10 +675,14 @@ async def take_one(place: Place, values: dict[str, Any], report: Report) -> Mani
     async with connect(values["endpoints"].split(","), **daemon.connection(values)) as kv:
         with _temporary(values) as directory:
             made = await _make(kv, place, directory, report)
-    await on_thread(lambda: _prune(place, values, report))
     size = human_size(made.size_bytes)
     text = f"backup {made.name}: revision {made.revision}, {size}, from {made.endpoint}, verified"
     report.say(text, "taken", **asdict(made))
+    try:
+        await on_thread(lambda: _prune(place, values, report))
+    except (CommandError, RaftKVError) as error:
+        # The backup counts: a schedule that took another one at once would fill a place that allows no deletion.
+        report.failed(f"old backups were not deleted: {error}")
     return made
 
 
@@ -697,8 +704,7 @@ async def _make(kv: Client, place: Place, directory: Path, report: Report) -> Ma
         endpoint=member.endpoint,
         verified_s=time.time(),
     )
-    file_name, manifest_name = made.name + DATA_SUFFIX, made.name + MANIFEST_SUFFIX
-    left = [file_name + PART_SUFFIX]
+    file_name = made.name + DATA_SUFFIX
     try:
         with report.copying("uploading", contents.size_bytes) as advance:
             await _copied(place.upload, path, file_name, advance)
@@ -707,18 +713,24 @@ async def _make(kv: Client, place: Place, directory: Path, report: Report) -> Ma
         with report.copying("verifying", contents.size_bytes) as advance:
             await _copied(place.download, file_name + PART_SUFFIX, back, advance)
         await on_thread(lambda: check(made, back))
-    except (*_FAILURES, asyncio.CancelledError):
-        await on_thread(lambda: _delete(place, left))
+    except (*_FAILURES, OSError, asyncio.CancelledError):
+        await on_thread(lambda: _delete(place, [file_name + PART_SUFFIX]))
         raise
+    # One job, so that a signal in its middle leaves a whole backup.
+    await on_thread(lambda: _publish(place, made))
+    return made
+
+
+def _publish(place: Place, made: Manifest) -> None:
+    """Make an uploaded file a backup."""
+    file_name, manifest_name = made.name + DATA_SUFFIX, made.name + MANIFEST_SUFFIX
     try:
-        await on_thread(lambda: place.finish(file_name))
-        await on_thread(lambda: place.write(manifest_name, made.encode()))
+        place.finish(file_name)
+        place.write(manifest_name, made.encode())
     except _FAILURES:
         # Without its manifest the uploaded file is not a backup, and would only occupy space.
-        left += [manifest_name, file_name]
-        await on_thread(lambda: _delete(place, left))
+        _delete(place, [file_name + PART_SUFFIX, manifest_name, file_name])
         raise
-    return made
 
 
 def _delete(place: Place, names: Sequence[str]) -> None:
@@ -838,7 +850,10 @@ def _restore(place: Place, values: dict[str, Any]) -> int:
         initial_advertise_peer_urls=cluster_id.parse_urls(values["initial-advertise-peer-urls"]),
     )
     with _checked(place, backup, values, report) as path:
-        made = restore(path, config, forward=forward_of(values))
+        try:
+            made = restore(path, config, forward=forward_of(values))
+        except OSError as error:  # not one of the temporary directory
+            raise CommandError(f"cannot restore to {config.data_dir}: {described(error)}") from None
     text = f"restored {backup.name} to {config.data_dir}, revision {made.revision}"
     report.say(text, "restored", name=backup.name, revision=made.revision, data_dir=config.data_dir)
     return SUCCESS

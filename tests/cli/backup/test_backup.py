@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import json
+import os
 import shutil
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -62,6 +64,21 @@ def test_a_backup_is_verified_listed_and_restored(cluster: Cluster, tmp_path: Pa
 
 
 @pytest.mark.long
+def test_data_directory_that_cannot_be_written_is_not_called_a_temporary_one(
+    cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    url, made = str(tmp_path / "b"), str(tmp_path / "m")
+    assert backup(cluster, url, "--once").code == 0
+
+    def refused(*_: Any, **__: Any) -> None:
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS), made)
+
+    monkeypatch.setattr(command, "restore", refused)
+    monkeypatch.setattr(command, "check", lambda *_: None)  # which restores the backup too
+    ran = run_server(["backup", "restore", url, "--data-dir", made])
+    assert (ran.code, ran.errors) == (1, f"raftkv: cannot restore to {made}: {made}: Read-only file system\n")
+
+
 def test_a_lost_member_is_passed_over_and_no_member_is_one_line(cluster: Cluster, tmp_path: Path) -> None:
     words = ["backup", str(tmp_path / "b"), "--once", "--endpoints"]
     ran = run_server([*words, f"127.0.0.1:1,{cluster.endpoints[0]}"])
@@ -184,15 +201,20 @@ def test_backups_of_a_cluster_that_begins_anew_under_its_old_id_are_the_newest(t
     assert [one.name for one in Place(url).backups()] == [before["name"], after["name"]]
 
 
-@pytest.mark.parametrize("step", ["upload", "finish", "write"])
+@pytest.mark.parametrize("step", ["upload", "download", "finish", "write"])
 def test_a_full_place_keeps_nothing_of_a_backup_that_failed(
     step: str, cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A database without its manifest stood in the way of all later ones for a day."""
+    """A database without its manifest stood in the way of all later ones for a day.
+
+    A copy back found no space here, where the schedule tried again each minute: each try left one more file.
+    """
     place, real = Place(f"memory://{tmp_path}/full"), getattr(Place, step)
 
     def full(*arguments: Any) -> None:
         real(*arguments)
+        if step == "download":
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         raise command.CommandError(f"cannot write to {place.uri}: No space left on device")
 
     monkeypatch.setattr(Place, step, full)
@@ -231,6 +253,24 @@ def test_the_schedule_goes_on_after_a_failure_and_keeps_what_it_is_told(
     events = [json.loads(line)["event"] for line in capsys.readouterr().out.splitlines()]
     assert (events.count("failed"), events.count("taken"), events.count("deleted")) == (2, 4, 2)
     assert [one.name for one in place.backups()] == [one.name for one in taken[-2:]]
+
+
+def test_place_that_allows_no_deletion_gets_no_backup_each_minute(
+    cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The schedule took a refused deletion for a failed backup, and so filled the place."""
+    place = Place(f"memory://{tmp_path}/kept")
+
+    def refused(*_: Any) -> None:
+        raise command.CommandError(f"cannot delete in {place.uri}: Access Denied")
+
+    monkeypatch.setattr(Place, "remove", refused)
+    for number in range(2):
+        put(cluster, f"kept{number}")
+        asyncio.run(command.take_one(place, values_of(cluster, keep=1), Report(json=True)))
+    *_, failed = printed = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [one["event"] for one in printed] == ["taken", "taken", "failed"]
+    assert failed["error"] == f"old backups were not deleted: cannot delete in {place.uri}: Access Denied"
 
 
 def test_a_signal_ends_it_and_leaves_whole_backups(cluster: Cluster, tmp_path: Path) -> None:
@@ -309,16 +349,37 @@ def test_a_signal_ends_a_copy_that_is_under_way_and_leaves_nothing(
             advance(0)
 
     monkeypatch.setattr(Place, step, in_pieces)
-
-    async def interrupted() -> None:
-        working = asyncio.ensure_future(command.take_one(place, values_of(cluster), Report(json=True)))
-        await asyncio.to_thread(begun.wait, TIMEOUT_S)
-        working.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await working
-
-    asyncio.run(interrupted())
+    asyncio.run(interrupted(cluster, place, begun))
     assert (place.names(), len(pieces) < PIECES) == ([], True)
+
+
+async def interrupted(
+    cluster: Cluster, place: Place, begun: threading.Event, after: Callable[[], object] = lambda: None
+) -> None:
+    """Interrupt a backup once a step has begun; call `after` a moment later."""
+    working = asyncio.ensure_future(command.take_one(place, values_of(cluster), Report(json=True)))
+    await asyncio.to_thread(begun.wait, TIMEOUT_S)
+    working.cancel()
+    asyncio.get_running_loop().call_later(0.05, after)
+    with pytest.raises(asyncio.CancelledError):
+        await working
+
+
+@pytest.mark.parametrize("step", ["finish", "write"])
+def test_signal_between_a_file_and_its_manifest_leaves_a_whole_backup(
+    cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str
+) -> None:
+    """The file had its name, and its manifest was never written: it took the space of a backup for a day."""
+    place, begun, go_on, real = Place(str(tmp_path / "b")), threading.Event(), threading.Event(), getattr(Place, step)
+
+    def held(*arguments: Any) -> None:
+        begun.set()
+        assert go_on.wait(TIMEOUT_S)
+        real(*arguments)
+
+    monkeypatch.setattr(Place, step, held)
+    asyncio.run(interrupted(cluster, place, begun, go_on.set))
+    assert place.names() == [f"{one.name}{suffix}" for one in place.backups() for suffix in (".db", ".json")] != []
 
 
 @pytest.mark.parametrize("step", ["read_contents", "check"])
@@ -336,14 +397,5 @@ def test_signal_waits_for_what_uses_the_temporary_directory(
         return real(*arguments)
 
     monkeypatch.setattr(command, step, held)
-
-    async def interrupted() -> None:
-        working = asyncio.ensure_future(command.take_one(place, values_of(cluster), Report(json=True)))
-        await asyncio.to_thread(begun.wait, TIMEOUT_S)
-        working.cancel()
-        asyncio.get_running_loop().call_later(0.05, go_on.set)
-        with pytest.raises(asyncio.CancelledError):
-            await working
-
-    asyncio.run(interrupted())
+    asyncio.run(interrupted(cluster, place, begun, go_on.set))
     assert (place.names(), has_directory) == ([], [True])

@@ -131,6 +131,20 @@ def test_invalid_manifests(text: str, tmp_path: Path) -> None:
         place.backups()
 
 
+@pytest.mark.parametrize("scheme", ["memory://", ""])
+def test_backup_that_another_process_deletes_meanwhile_is_not_listed(
+    scheme: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two machines that back up to one place: a list failed, and a backup with it, while the other deleted old ones."""
+    place, old, new = Place(f"{scheme}{tmp_path}/b"), backup(NOW_S - DAY_S), backup(NOW_S)
+    put(place, old, tmp_path)
+    put(place, new, tmp_path)
+    names = place.names()
+    place.remove(old)
+    monkeypatch.setattr(place, "names", lambda: names)
+    assert place.look() == ([new], {})
+
+
 def test_a_misspelled_directory_has_no_list(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     (tmp_path / "empty").mkdir()
