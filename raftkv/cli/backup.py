@@ -289,7 +289,7 @@ class Place(Directory):
                 found.append(one)
             except RecordError as error:
                 damaged[stem] = f"cannot read {name} in {self.uri}: {error.why}"
-            except StorageError as error:
+            except RaftKVError as error:
                 if not isinstance(error.__cause__, FileNotFoundError):  # deleted since it was listed
                     raise
         return oldest_first(found), damaged

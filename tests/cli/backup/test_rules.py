@@ -112,13 +112,13 @@ def test_a_name_with_a_time_that_never_was_is_no_backup(day: str, suffix: str, t
     (tmp_path / "b" / name).write_bytes(b"{}")
     assert time_of(name) is None
     assert (place.look(), place.remove_leftovers(NOW_S)) == (([one], {}), [])
-    assert run_server(["backup", "list", place.url]).code == 0
+    assert run_server(["backup", "list", place.uri]).code == 0
 
 
 def test_a_manifest_cannot_control_the_terminal(tmp_path: Path) -> None:
     place, one = Place(str(tmp_path / "b")), replace(backup(NOW_S), sha256="\x1b[2J")
     put(place, one, tmp_path)
-    verified = run_server(["backup", "verify", place.url])
+    verified = run_server(["backup", "verify", place.uri])
     assert (verified.code, "\x1b" in verified.errors, "\\x1b[2J" in verified.errors) == (1, False, True)
 
 
