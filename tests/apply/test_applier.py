@@ -12,7 +12,7 @@ from raftkv.apply.wire import Kind
 from raftkv.pb import auth_pb2, raft_pb2, rpc_pb2
 from raftkv.storage import schema
 from tests.apply.machine import Machine
-from tests.compat.store import compact, delete, put, txn
+from tests.compat.store import compact, put
 
 Alarm = rpc_pb2.AlarmRequest
 
@@ -45,9 +45,6 @@ def test_compactions(machine: Machine) -> None:
     assert done == ["a"]
     machine.applier.when_compacted(lambda: done.append("b"))
     assert done == ["a", "b"]
-
-
-OTHERS = [delete(b"a"), txn(then=[delete(b"a")]), compact(1), _alarm(Alarm.GET)]
 
 
 def test_alarms(machine: Machine) -> None:

@@ -15,35 +15,8 @@ from raftkv.apply import check
 from raftkv.pb import rpc_pb2
 from tests.compat.store import delete, get, put, txn
 
-EMPTY, DUPLICATE = errors.EmptyKeyError, errors.DuplicateKeyError
+DUPLICATE = errors.DuplicateKeyError
 TOO_MANY = errors.TooManyOperationsError
-
-
-def _puts(count: int, first: int = 0) -> list[Any]:
-    return [put(b"k%d" % number) for number in range(first, first + count)]
-
-
-TXNS = [
-    (txn(), None),
-    (txn(then=_puts(128)), None),
-    (txn(then=_puts(129)), TOO_MANY),
-    (txn(otherwise=_puts(129)), TOO_MANY),
-    (txn(then=[*_puts(1), *_puts(1)]), DUPLICATE),
-    (txn(then=_puts(1), otherwise=_puts(1)), None),
-    (txn(then=[put(b"b"), delete(b"a", b"c")]), DUPLICATE),
-    (txn(then=[put(b"c"), delete(b"a", b"c")]), None),
-    (txn(then=[delete(b"a"), delete(b"a")]), None),
-    (txn(then=[put(b"b"), delete(b"a", b"\0")]), None),
-    (txn(then=[delete(b"")]), EMPTY),
-    (txn(then=[get(b"")]), EMPTY),
-    (txn(then=[put(b"a"), txn(then=_puts(1, 5), otherwise=_puts(1, 5))]), None),
-    (txn(then=[put(b"k5"), txn(otherwise=_puts(1, 5))]), DUPLICATE),
-    (txn(then=[txn(then=_puts(1)), txn(then=_puts(1))]), DUPLICATE),
-    (txn(then=[delete(b"k"), txn(then=[put(b"k")])]), DUPLICATE),
-    # A nested txn has what its parent left of the budget: 128 - 2.
-    (txn(then=[get(b"a"), txn(then=_puts(126))]), None),
-    (txn(then=[get(b"a"), txn(then=_puts(127))]), TOO_MANY),
-]
 
 
 def _expect(checked: Any, error: type[errors.StatusError] | None) -> None:

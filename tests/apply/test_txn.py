@@ -24,33 +24,6 @@ def machine() -> Machine:
     return made
 
 
-COMPARES = [
-    (compare("VERSION", "EQUAL", b"a", 3), True),
-    (compare("VERSION", "GREATER", b"a", 2), True),
-    (compare("VERSION", "LESS", b"a", 3), False),
-    (compare("VERSION", "NOT_EQUAL", b"a", 3), False),
-    (compare("CREATE", "EQUAL", b"a", 2), True),
-    (compare("MOD", "EQUAL", b"a", 4), True),
-    (compare("VALUE", "EQUAL", b"a", b"3"), True),
-    (compare("VALUE", "GREATER", b"a", b"29"), True),
-    (compare("LEASE", "EQUAL", b"b", 100), True),
-    # A missing key has numbers, all zero, and no value.
-    (compare("VERSION", "EQUAL", b"x", 0), True),
-    (compare("CREATE", "LESS", b"x", 1), True),
-    (compare("VALUE", "EQUAL", b"x", b""), False),
-    (compare("VALUE", "NOT_EQUAL", b"x", b"1"), False),
-    # Over an interval it must hold for every key, and for a missing one if there is none.
-    (compare("VERSION", "GREATER", b"a", 0, b"c"), True),
-    (compare("VERSION", "GREATER", b"a", 1, b"c"), False),
-    (compare("VERSION", "EQUAL", b"x", 0, b"z"), True),
-    # An operand of another target counts as zero.
-    (rpc_pb2.Compare(key=b"x", target=rpc_pb2.Compare.VERSION, value=b"1"), True),
-    # An unknown result and an unknown target.
-    (rpc_pb2.Compare(key=b"a", result=9, version=7), True),
-    (rpc_pb2.Compare(key=b"a", target=9), True),
-]
-
-
 REFUSED = [
     # The key's absence is found before the lease's.
     ([put(b"c"), put(b"x", ignore_value=True, lease=7)], errors.KeyNotFoundError),

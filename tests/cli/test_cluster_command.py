@@ -21,7 +21,6 @@ from raftkv.client.local import stop_all
 from tests.cli.runner import run_ctl, run_server
 from tests.procs import data_directory, free_port
 
-READY_TIMEOUT_S = 90
 STOP_TIMEOUT_S = 120
 
 

@@ -22,7 +22,6 @@ from raftkv.training.records import RunKeys
 from tests.cli.runner import run_ctl
 from tests.procs import ETCD_FAST, RAFTKV, Cluster
 
-ROOT = {"ETCDCTL_USER": "root:root-pw"}
 RUN = "job-a1"
 
 

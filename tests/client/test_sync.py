@@ -537,16 +537,3 @@ for thread in threads:
 def test_objects_of_a_process_refuse_to_be_pickled(kv, make):
     with pytest.raises(TypeError, match=r"^a (Lease|Lock|Txn) belongs to its process .* send the client"):
         copy.copy(make(kv))  # asks what pickle asks
-
-
-def insist(write):
-    """Repeat a write until acknowledged: when a leader dies, its last writes may or may not be done."""
-
-    def attempt():
-        try:
-            write()
-        except raftkv.StatusError:
-            return False
-        return True
-
-    wait_for(attempt, "the cluster to have a leader again", timeout_s=60)

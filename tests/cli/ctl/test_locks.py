@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import pytest
 
@@ -17,7 +17,6 @@ from tests.procs import ETCD_FAST, RAFTKV, Cluster, wait_for
 pytestmark = pytest.mark.xdist_group("cli-locks")
 
 PROGRAMS = {"etcd": ETCD_FAST, "raftkv": RAFTKV}
-Make = Callable[..., list[str]]
 MAKERS = {"etcdctl": etcdctl, "raftkvctl": raftkvctl}
 PAIRS = [(first, second) for first in MAKERS for second in MAKERS]
 PATTERNS = [

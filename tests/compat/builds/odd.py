@@ -34,9 +34,6 @@ RPCS = (*PATHS, *OTHERS, *QUOTAS)
 STREAMS = ("etcdserverpb.Watch/Watch", "etcdserverpb.Lease/LeaseKeepAlive")
 """RPCs that take several messages."""
 
-LASTING = ("v3electionpb.Election/Observe",)
-"""Without an end of their own: only what cannot be read is sent."""
-
 LONG_S = 1_000
 DEPTHS = (1, 3, 40, 110)
 """How deep a message is nested in itself; a request may have 100 levels."""

@@ -13,7 +13,6 @@ import pytest
 from raftkv.pb import kv_pb2, rpc_pb2
 from tests.compat.differential.compare import HeaderWatch, allowed_difference, difference
 from tests.compat.differential.generator import Generator, Step, View
-from tests.compat.differential.replay import Recorded
 from tests.compat.differential.requests import Player
 from tests.compat.wire import Answer, Pending, Wire
 from tests.procs import ETCD_FAST, Cluster
@@ -138,16 +137,6 @@ def test_the_stream_has_every_method_and_every_range_field() -> None:
     ranges = [step.request for step in steps if isinstance(step.request, rpc_pb2.RangeRequest)]
     used = {descriptor.name for request in ranges for descriptor, _ in request.ListFields()}
     assert used == set(rpc_pb2.RangeRequest.DESCRIPTOR.fields_by_name)
-
-
-# --- replaying ----------------------------------------------------------------------------------------------
-
-
-# --- shrinking ----------------------------------------------------------------------------------------------
-
-
-def _recorded(*requests: Any) -> list[Recorded]:
-    return [Recorded(request, 1, 1) for request in requests]
 
 
 # --- the whole, with a server that lies ---------------------------------------------------------------------

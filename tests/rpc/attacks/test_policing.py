@@ -6,7 +6,6 @@ from raftkv.rpc.limits import (
     RESETS_FREE_MAX,
     UPDATE_BYTES,
     UPDATES_PER_CALL,
-    PingPolicy,
     ResetAllowance,
     TokenBucket,
     UpdateAllowance,
@@ -68,7 +67,3 @@ def test_a_long_life_does_not_pay_for_a_flood() -> None:
     for tick in range(100):
         allowance.begun(1000 * tick + 1, float(tick))
     assert reset(allowance, range(1, 99_000, 2), now=101.0) == RESETS_FREE_MAX
-
-
-def policy() -> PingPolicy:
-    return PingPolicy(5, 7200, 2)

@@ -23,7 +23,6 @@ LEASES = "etcdserverpb.Lease/LeaseLeases"
 KEEP_ALIVE = "/etcdserverpb.Lease/LeaseKeepAlive"
 WATCH = "/etcdserverpb.Watch/Watch"
 FLAGS = ["--snapshot-count", "50", "--snapshot-catchup-entries", "10", "--lease-min-ttl", "1"]
-REQUEST_TIMEOUT_S = 7.0
 OK = Answer("OK", "", None)
 KEEP_ALIVE_TIMEOUT_S = 120.0
 

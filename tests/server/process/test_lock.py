@@ -15,10 +15,9 @@ from tests.server.process.process import leader_of, value_of
 
 pytestmark = pytest.mark.xdist_group("process-lock")
 
-GRANT, REVOKE = "etcdserverpb.Lease/LeaseGrant", "etcdserverpb.Lease/LeaseRevoke"
+GRANT = "etcdserverpb.Lease/LeaseGrant"
 LOCK, UNLOCK = "v3lockpb.Lock/Lock", "v3lockpb.Lock/Unlock"
 CAMPAIGN, OBSERVE = "v3electionpb.Election/Campaign", "v3electionpb.Election/Observe"
-TXN = "etcdserverpb.KV/Txn"
 HOLDER, WAITER = 0x1, 0x2
 WAIT_MAX_S = 120.0
 

@@ -42,7 +42,6 @@ class NetworkParameters:
     report_unreachable: bool = True
 
 
-QUIET = NetworkParameters()
 REPORTED = 0.3
 """Share of the losses that the sender's transport notices."""
 

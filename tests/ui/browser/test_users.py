@@ -16,7 +16,6 @@ from tests.ui.browser.chromium import Chromium, Page
 pytestmark = pytest.mark.long
 
 REFUSED = ("400 (Bad Request)", "401 (Unauthorized)", "403 (Forbidden)")
-PLACES = ("#/keys", "#/contests", "#/runs", "#/checkpoints")
 
 
 @pytest.fixture(scope="module")
