@@ -7,6 +7,9 @@ A slow test is marked `long`, and runs only on request:
     $ pytest --all                  # both
     $ pytest FILE::TEST             # a named test runs, marked or not
 
+An async test runs by its module's ``run_async``, or on a plain loop; async context managers that are its fixtures are
+entered there.
+
 A test that replaces a part of the hot path is marked `interpreted`, and skipped where that part is compiled (`make
 native`).
 """
@@ -16,6 +19,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import importlib
+import inspect
 import os
 import signal
 from collections.abc import Generator, Iterator
@@ -26,6 +30,7 @@ from hypothesis import HealthCheck, settings
 
 import raftkv.native
 from tests import forked, procs
+from tests.rpc import loop
 
 # A busy machine is not a bug: examples are limited by count, never by time. They are the same in each run, so that only
 # a change makes it fail; `--hypothesis-profile=explore` plays others. The parent is named because Hypothesis uses
@@ -103,6 +108,25 @@ def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.Tes
     if report.failed:
         report.sections += [("a server has ended", words) for words in procs.ended_members()]
     return report
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
+    """Run an async test on a loop."""
+    test = pyfuncitem.obj
+    if not inspect.iscoroutinefunction(test):
+        return None
+    arguments = {name: pyfuncitem.funcargs[name] for name in inspect.signature(test).parameters}
+
+    async def entered() -> None:
+        async with contextlib.AsyncExitStack() as stack:
+            for name, value in arguments.items():
+                if isinstance(value, contextlib._AsyncGeneratorContextManager):
+                    arguments[name] = await stack.enter_async_context(value)
+            await test(**arguments)
+
+    getattr(pyfuncitem.module, "run_async", loop.run_async)(entered())
+    return True
 
 
 @pytest.fixture
