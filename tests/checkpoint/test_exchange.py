@@ -26,7 +26,6 @@ from raftkv.client.control import Grant
 from raftkv.client.operations import get_range
 from raftkv.errors import ConfigError
 from tests.checkpoint.retention.kept import Kept
-from tests.checkpoint.world import play
 from tests.virtual_store.direct import FakeControl
 
 LAST = Policy(keep_last=1)
@@ -58,188 +57,164 @@ def leasing(world: Kept, run_id: str = "job") -> Registry:
     return world.registry(run_id, control=Leasing(world))
 
 
-def test_export_of_a_checkpoint_whose_directory_was_deleted_says_what_to_do(tmp_path: Path) -> None:
-    async def story() -> None:
-        world = Kept(tmp_path / "a")
-        saved = await world.save(7)
-        Place(saved.uri).fs.rm(Place(saved.uri).root, recursive=True)
-        with pytest.raises(StorageError, match=r"step 7 of this run was committed there: put .* begin afresh"):
-            await leasing(world).export(saved, str(tmp_path / "export"))
-
-    play(story())
+async def test_export_of_a_checkpoint_whose_directory_was_deleted_says_what_to_do(tmp_path: Path) -> None:
+    world = Kept(tmp_path / "a")
+    saved = await world.save(7)
+    Place(saved.uri).fs.rm(Place(saved.uri).root, recursive=True)
+    with pytest.raises(StorageError, match=r"step 7 of this run was committed there: put .* begin afresh"):
+        await leasing(world).export(saved, str(tmp_path / "export"))
 
 
-def test_an_export_is_imported_in_another_cluster(tmp_path: Path) -> None:
-    async def story() -> None:
-        world, other = Kept(tmp_path / "a"), Kept(tmp_path / "b")
-        saved = await world.save(7, {"loss": 0.5})
-        told: list[tuple[int, int]] = []
-        uri = f"memory://{tmp_path}/export"
-        await leasing(world).export(saved, uri, on_progress=lambda *one: told.append(one))
-        assert told == [(1000, 1000)]
-        assert [found.name for found in Place(uri).list()] == [exchange.RECORD, MANIFEST, "sub/a.bin"]
-        assert world.keys("/raftkv/checkpoint/run/job/hold") == []
+async def test_an_export_is_imported_in_another_cluster(tmp_path: Path) -> None:
+    world, other = Kept(tmp_path / "a"), Kept(tmp_path / "b")
+    saved = await world.save(7, {"loss": 0.5})
+    told: list[tuple[int, int]] = []
+    uri = f"memory://{tmp_path}/export"
+    await leasing(world).export(saved, uri, on_progress=lambda *one: told.append(one))
+    assert told == [(1000, 1000)]
+    assert [found.name for found in Place(uri).list()] == [exchange.RECORD, MANIFEST, "sub/a.bin"]
+    assert world.keys("/raftkv/checkpoint/run/job/hold") == []
 
-        registry = other.registry("copy")
-        taken = await registry.import_export(await registry.claim(), uri)
-        assert verify(taken).is_whole
-        assert (taken.step, taken.kind, taken.metrics, taken.root) == (7, saved.kind, saved.metrics, saved.root)
-        assert (taken.parent, taken.metadata) == (None, {exchange.ORIGIN: "job@7 (files)"})
-        with pytest.raises(StaleStep):
-            await registry.import_export(await registry.claim(), uri, step=6)
-        assert (await registry.import_export(await registry.claim(), uri, step=8)).step == 8
-
-    play(story())
+    registry = other.registry("copy")
+    taken = await registry.import_export(await registry.claim(), uri)
+    assert verify(taken).is_whole
+    assert (taken.step, taken.kind, taken.metrics, taken.root) == (7, saved.kind, saved.metrics, saved.root)
+    assert (taken.parent, taken.metadata) == (None, {exchange.ORIGIN: "job@7 (files)"})
+    with pytest.raises(StaleStep):
+        await registry.import_export(await registry.claim(), uri, step=6)
+    assert (await registry.import_export(await registry.claim(), uri, step=8)).step == 8
 
 
-def test_an_export_that_was_cut_off_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    async def story() -> None:
-        world = Kept(tmp_path)
-        attempt, first = await world.begin(1)
-        files = [first, *(Place(attempt.uri).write(f"{number}", bytes(2000)) for number in range(5))]
-        await attempt.prepare(0, files)
-        saved = await attempt.commit()
-        uri, registry = f"memory://{tmp_path}/export", leasing(world)
-        open_writer, written = Place.open_writer, list[str]()
+async def test_an_export_that_was_cut_off_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    world = Kept(tmp_path)
+    attempt, first = await world.begin(1)
+    files = [first, *(Place(attempt.uri).write(f"{number}", bytes(2000)) for number in range(5))]
+    await attempt.prepare(0, files)
+    saved = await attempt.commit()
+    uri, registry = f"memory://{tmp_path}/export", leasing(world)
+    open_writer, written = Place.open_writer, list[str]()
 
-        def stumble(place: Place, name: str, **more: Any) -> Any:
-            if len(written) == 4:
-                raise StorageError("killed")
-            written.append(name)
-            return open_writer(place, name, **more)
+    def stumble(place: Place, name: str, **more: Any) -> Any:
+        if len(written) == 4:
+            raise StorageError("killed")
+        written.append(name)
+        return open_writer(place, name, **more)
 
-        monkeypatch.setattr(Place, "open_writer", stumble)
-        with pytest.raises(StorageError, match="killed"):
-            await registry.export(saved, uri)
-        with pytest.raises(
-            ConfigError, match=f"is not an export of a checkpoint, or an incomplete one: .*{exchange.RECORD}"
-        ):
-            await registry.import_export(await registry.claim(), uri, step=2)
-        whole = [name for name in written if name != MANIFEST]
-        Place(uri).fs.pipe_file(Place(uri).path(whole[0]), bytes(len(Place(uri).read(whole[0])) - 1) + b"x")
-        written.clear()
-        monkeypatch.setattr(
-            Place, "open_writer", lambda *one, **more: (written.append(one[1]), open_writer(*one, **more))[1]
-        )
+    monkeypatch.setattr(Place, "open_writer", stumble)
+    with pytest.raises(StorageError, match="killed"):
         await registry.export(saved, uri)
-        assert set(whole[1:]).isdisjoint(written)  # those are right already
-        assert whole[0] in written
-        assert exchange.RECORD in written
-        taken = await registry.import_export(await registry.claim(), uri, step=2)
-        assert verify(taken).is_whole
+    with pytest.raises(
+        ConfigError, match=f"is not an export of a checkpoint, or an incomplete one: .*{exchange.RECORD}"
+    ):
+        await registry.import_export(await registry.claim(), uri, step=2)
+    whole = [name for name in written if name != MANIFEST]
+    Place(uri).fs.pipe_file(Place(uri).path(whole[0]), bytes(len(Place(uri).read(whole[0])) - 1) + b"x")
+    written.clear()
+    monkeypatch.setattr(
+        Place, "open_writer", lambda *one, **more: (written.append(one[1]), open_writer(*one, **more))[1]
+    )
+    await registry.export(saved, uri)
+    assert set(whole[1:]).isdisjoint(written)  # those are right already
+    assert whole[0] in written
+    assert exchange.RECORD in written
+    taken = await registry.import_export(await registry.claim(), uri, step=2)
+    assert verify(taken).is_whole
 
-    play(story())
 
-
-def test_nothing_is_exported_over_another_checkpoint(tmp_path: Path) -> None:
-    async def story() -> None:
-        world = Kept(tmp_path)
-        one, two = [await world.save(step) for step in (1, 2)]
-        registry, uri = leasing(world), f"memory://{tmp_path}/export"
-        await registry.export(one, uri)
-        with pytest.raises(ConfigError, match="another checkpoint lies at"):
-            await registry.export(two, uri)
-        with pytest.raises(ConfigError, match="has the name of a directory that collectors delete"):
-            await registry.export(one, two.uri)
-        with pytest.raises(ConfigError, match="is where job@1"):
-            await registry.export(one, one.uri + "/")
-        assert verify(one).is_whole
-        assert verify(two).is_whole
-
-    play(story())
+async def test_nothing_is_exported_over_another_checkpoint(tmp_path: Path) -> None:
+    world = Kept(tmp_path)
+    one, two = [await world.save(step) for step in (1, 2)]
+    registry, uri = leasing(world), f"memory://{tmp_path}/export"
+    await registry.export(one, uri)
+    with pytest.raises(ConfigError, match="another checkpoint lies at"):
+        await registry.export(two, uri)
+    with pytest.raises(ConfigError, match="has the name of a directory that collectors delete"):
+        await registry.export(one, two.uri)
+    with pytest.raises(ConfigError, match="is where job@1"):
+        await registry.export(one, one.uri + "/")
+    assert verify(one).is_whole
+    assert verify(two).is_whole
 
 
 @pytest.mark.parametrize("name", [exchange.RECORD, MANIFEST, "sub/a.bin"])
-def test_a_damaged_export_is_not_imported(name: str, tmp_path: Path) -> None:
-    async def story() -> None:
-        world = Kept(tmp_path)
-        uri, registry = f"memory://{tmp_path}/export", leasing(world)
-        await registry.export(await world.save(1), uri)
-        Place(uri).write(name, b"x" * 1000)
-        claim = await registry.claim()
-        with pytest.raises(DigestMismatch):
-            await registry.import_export(claim, uri, step=2)
-        await world.collect()
-        assert (world.steps(), len(world.directories())) == ([1], 1)  # what was copied of it is gone
-
-    play(story())
+async def test_a_damaged_export_is_not_imported(name: str, tmp_path: Path) -> None:
+    world = Kept(tmp_path)
+    uri, registry = f"memory://{tmp_path}/export", leasing(world)
+    await registry.export(await world.save(1), uri)
+    Place(uri).write(name, b"x" * 1000)
+    claim = await registry.claim()
+    with pytest.raises(DigestMismatch):
+        await registry.import_export(claim, uri, step=2)
+    await world.collect()
+    assert (world.steps(), len(world.directories())) == ([1], 1)  # what was copied of it is gone
 
 
-def test_a_copy_descends_from_what_it_is_a_copy_of(tmp_path: Path) -> None:
-    async def story() -> None:
-        world = Kept(tmp_path)
-        one = await world.save(1, {"loss": 1.0})
-        await world.save(2)
-        registry = leasing(world, "tuned")
-        claim = await registry.claim()
-        copy = await registry.copy_from(claim, one, step=50)
-        assert (copy.parent, copy.step, copy.metrics) == (one.reference, 50, {"loss": 1.0})
-        assert verify(copy).is_whole
+async def test_a_copy_descends_from_what_it_is_a_copy_of(tmp_path: Path) -> None:
+    world = Kept(tmp_path)
+    one = await world.save(1, {"loss": 1.0})
+    await world.save(2)
+    registry = leasing(world, "tuned")
+    claim = await registry.claim()
+    copy = await registry.copy_from(claim, one, step=50)
+    assert (copy.parent, copy.step, copy.metrics) == (one.reference, 50, {"loss": 1.0})
+    assert verify(copy).is_whole
+    assert (await world.collect(LAST)).deleted == []
+    free = await registry.copy_from(claim, one, step=51, is_parent=False)
+    assert free.parent is None
+    await registry.collect(LAST)
+    assert (await world.collect(LAST)).deleted == [one]
+    with pytest.raises(CheckpointNotFound):
+        await registry.copy_from(claim, one, step=52)
+
+
+async def test_checkpoint_is_pinned_during_a_copy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    world = Kept(tmp_path)
+    one = await world.save(1)
+    await world.save(2)
+    seen: list[list[HoldInfo]] = []
+    save_copy = exchange.save_copy
+
+    async def look(*given: Any) -> Checkpoint:
+        seen.append(await world.registry().pins())
         assert (await world.collect(LAST)).deleted == []
-        free = await registry.copy_from(claim, one, step=51, is_parent=False)
-        assert free.parent is None
-        await registry.collect(LAST)
-        assert (await world.collect(LAST)).deleted == [one]
-        with pytest.raises(CheckpointNotFound):
-            await registry.copy_from(claim, one, step=52)
+        return await save_copy(*given)
 
-    play(story())
-
-
-def test_checkpoint_is_pinned_during_a_copy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    async def story() -> None:
-        world = Kept(tmp_path)
-        one = await world.save(1)
-        await world.save(2)
-        seen: list[list[HoldInfo]] = []
-        save_copy = exchange.save_copy
-
-        async def look(*given: Any) -> Checkpoint:
-            seen.append(await world.registry().pins())
-            assert (await world.collect(LAST)).deleted == []
-            return await save_copy(*given)
-
-        monkeypatch.setattr(exchange, "save_copy", look)
-        registry = leasing(world, "tuned")
-        await registry.copy_from(await registry.claim(), one, is_parent=False)
-        assert [info.checkpoint for info in seen[0]] == [one.reference]
-        assert await world.registry().pins() == []
-
-    play(story())
+    monkeypatch.setattr(exchange, "save_copy", look)
+    registry = leasing(world, "tuned")
+    await registry.copy_from(await registry.claim(), one, is_parent=False)
+    assert [info.checkpoint for info in seen[0]] == [one.reference]
+    assert await world.registry().pins() == []
 
 
-def test_a_copy_that_is_cancelled_stops_and_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    async def story() -> None:
-        world = Kept(tmp_path)
-        one = await world.save(1)
-        registry = leasing(world, "tuned")
-        claim = await registry.claim()
-        pieces: list[str] = []
-        begun, go_on = asyncio.Event(), __import__("threading").Event()
-        chunks, loop = Place.chunks, asyncio.get_running_loop()
+async def test_a_copy_that_is_cancelled_stops_and_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    world = Kept(tmp_path)
+    one = await world.save(1)
+    registry = leasing(world, "tuned")
+    claim = await registry.claim()
+    pieces: list[str] = []
+    begun, go_on = asyncio.Event(), __import__("threading").Event()
+    chunks, loop = Place.chunks, asyncio.get_running_loop()
 
-        def slow(place: Place, name: str, *more: Any) -> Any:
-            loop.call_soon_threadsafe(begun.set)
-            go_on.wait(90)
-            for _ in range(100):  # a long file
-                yield from chunks(place, name, *more)
-                pieces.append(name)
+    def slow(place: Place, name: str, *more: Any) -> Any:
+        loop.call_soon_threadsafe(begun.set)
+        go_on.wait(90)
+        for _ in range(100):  # a long file
+            yield from chunks(place, name, *more)
+            pieces.append(name)
 
-        monkeypatch.setattr(Place, "chunks", slow)
-        copying = asyncio.ensure_future(registry.copy_from(claim, one))
-        await begun.wait()
-        copying.cancel()
-        await asyncio.sleep(0)
-        go_on.set()
-        with pytest.raises(asyncio.CancelledError):
-            await copying
-        assert len(pieces) < 100
-        keys = RegistryKeys("tuned")
-        assert (world.keys(keys.records), world.keys(keys.attempts)) == ([], [])
-        assert len(world.keys(keys.deletings)) == 1
-        assert await world.registry().pins() == []
-
-    play(story())
+    monkeypatch.setattr(Place, "chunks", slow)
+    copying = asyncio.ensure_future(registry.copy_from(claim, one))
+    await begun.wait()
+    copying.cancel()
+    await asyncio.sleep(0)
+    go_on.set()
+    with pytest.raises(asyncio.CancelledError):
+        await copying
+    assert len(pieces) < 100
+    keys = RegistryKeys("tuned")
+    assert (world.keys(keys.records), world.keys(keys.attempts)) == ([], [])
+    assert len(world.keys(keys.deletings)) == 1
+    assert await world.registry().pins() == []
 
 
 # ---- directories of others
@@ -252,155 +227,129 @@ def _foreign(path: Path) -> Path:
     return path
 
 
-def test_a_directory_is_taken_in_as_a_copy(tmp_path: Path) -> None:
-    async def story() -> None:
-        world, old = Kept(tmp_path), _foreign(tmp_path / "old")
-        registry = world.registry()
-        taken = await registry.adopt(
-            await registry.claim(), str(old), 5, kind=TORCH_SAVE, metadata={"by": "hand"}, metrics={"loss": 1.0}
-        )
-        assert verify(taken).is_whole
-        assert (taken.step, taken.kind, taken.file_count, taken.size_bytes) == (5, TORCH_SAVE, 2, 3100)
-        assert (taken.metadata, taken.metrics) == ({"by": "hand"}, {"loss": 1.0})
-        assert taken.uri.startswith(world.uri)
-        assert sorted(os.listdir(old)) == ["model.pt", "sub"]
-
-    play(story())
+async def test_a_directory_is_taken_in_as_a_copy(tmp_path: Path) -> None:
+    world, old = Kept(tmp_path), _foreign(tmp_path / "old")
+    registry = world.registry()
+    taken = await registry.adopt(
+        await registry.claim(), str(old), 5, kind=TORCH_SAVE, metadata={"by": "hand"}, metrics={"loss": 1.0}
+    )
+    assert verify(taken).is_whole
+    assert (taken.step, taken.kind, taken.file_count, taken.size_bytes) == (5, TORCH_SAVE, 2, 3100)
+    assert (taken.metadata, taken.metrics) == ({"by": "hand"}, {"loss": 1.0})
+    assert taken.uri.startswith(world.uri)
+    assert sorted(os.listdir(old)) == ["model.pt", "sub"]
 
 
 @pytest.mark.parametrize("owned", [False, True])
-def test_a_directory_in_place_goes_only_if_it_was_handed_over(owned: bool, tmp_path: Path) -> None:
-    async def story() -> None:
-        world, old = Kept(tmp_path, ""), _foreign(tmp_path / "job" / "old")
-        registry = world.registry()
-        claim = await registry.claim()
-        taken = await registry.adopt(claim, str(old), 5, in_place=True, owned=owned)
-        assert (taken.uri, verify(taken).is_whole) == (str(old), True)
-        (old / "sub" / "later.txt").write_bytes(b"not the checkpoint's")
-        with pytest.raises(ConfigError, match="is a checkpoint of a registry already"):
-            await registry.adopt(claim, str(old), 6, in_place=True)
-        copy = await registry.adopt(claim, str(old), 6)
-        done = await registry.collect(LAST)
-        assert (done.deleted, done.failures) == ([taken], [])
-        if owned:
-            assert (done.kept_bytes, done.freed_bytes) == ([], 3100)
-            assert [str(path.relative_to(old)) for path in sorted(old.rglob("*"))] == ["sub", "sub/later.txt"]
-        else:
-            assert (done.kept_bytes, done.freed_bytes) == ([str(old)], 0)
-            assert (old / "model.pt").read_bytes() == b"m" * 3000
-        assert verify(copy).is_whole
-
-    play(story())
+async def test_a_directory_in_place_goes_only_if_it_was_handed_over(owned: bool, tmp_path: Path) -> None:
+    world, old = Kept(tmp_path, ""), _foreign(tmp_path / "job" / "old")
+    registry = world.registry()
+    claim = await registry.claim()
+    taken = await registry.adopt(claim, str(old), 5, in_place=True, owned=owned)
+    assert (taken.uri, verify(taken).is_whole) == (str(old), True)
+    (old / "sub" / "later.txt").write_bytes(b"not the checkpoint's")
+    with pytest.raises(ConfigError, match="is a checkpoint of a registry already"):
+        await registry.adopt(claim, str(old), 6, in_place=True)
+    copy = await registry.adopt(claim, str(old), 6)
+    done = await registry.collect(LAST)
+    assert (done.deleted, done.failures) == ([taken], [])
+    if owned:
+        assert (done.kept_bytes, done.freed_bytes) == ([], 3100)
+        assert [str(path.relative_to(old)) for path in sorted(old.rglob("*"))] == ["sub", "sub/later.txt"]
+    else:
+        assert (done.kept_bytes, done.freed_bytes) == ([str(old)], 0)
+        assert (old / "model.pt").read_bytes() == b"m" * 3000
+    assert verify(copy).is_whole
 
 
-def test_a_directory_in_place_that_was_not_committed_is_left_alone(
+async def test_a_directory_in_place_that_was_not_committed_is_left_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def story() -> None:
-        world, old = Kept(tmp_path, ""), _foreign(tmp_path / "job" / "old")
-        registry = world.registry()
-        await world.save(9)
-        claim = await registry.claim()
+    world, old = Kept(tmp_path, ""), _foreign(tmp_path / "job" / "old")
+    registry = world.registry()
+    await world.save(9)
+    claim = await registry.claim()
 
-        def refuse(*given: Any, **more: Any) -> Any:
-            raise StorageError("killed")
+    def refuse(*given: Any, **more: Any) -> Any:
+        raise StorageError("killed")
 
-        monkeypatch.setattr(exchange, "digest_files", refuse)
-        with pytest.raises(StorageError, match="killed"):
-            await registry.adopt(claim, str(old), 10, in_place=True, owned=True)
-        done = await registry.collect(LAST)
-        assert (done.given_up, done.kept_bytes) == ([str(old)], [str(old)])
-        assert sorted(os.listdir(old)) == ["model.pt", "sub"]
-
-    play(story())
+    monkeypatch.setattr(exchange, "digest_files", refuse)
+    with pytest.raises(StorageError, match="killed"):
+        await registry.adopt(claim, str(old), 10, in_place=True, owned=True)
+    done = await registry.collect(LAST)
+    assert (done.given_up, done.kept_bytes) == ([str(old)], [str(old)])
+    assert sorted(os.listdir(old)) == ["model.pt", "sub"]
 
 
-def test_of_two_runs_that_take_a_directory_in_place_at_once_one_gets_it(
+async def test_of_two_runs_that_take_a_directory_in_place_at_once_one_gets_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Leave the manifest of a committed checkpoint alone: it was written over, and could not be loaded any more."""
+    world, old = Kept(tmp_path), _foreign(tmp_path / "old")
+    together, look = threading.Barrier(2), exchange.digest_files
 
-    async def story() -> None:
-        world, old = Kept(tmp_path), _foreign(tmp_path / "old")
-        together, look = threading.Barrier(2), exchange.digest_files
+    def look_together(*given: Any, **more: Any) -> list[FileRecord]:
+        together.wait(90)  # both have found that no registry knows the directory
+        return look(*given, **more)
 
-        def look_together(*given: Any, **more: Any) -> list[FileRecord]:
-            together.wait(90)  # both have found that no registry knows the directory
-            return look(*given, **more)
-
-        monkeypatch.setattr(exchange, "digest_files", look_together)
-        registries = [world.registry(), world.registry("other")]
-        adopted = [each.adopt(await each.claim(), str(old), 5, in_place=True) for each in registries]
-        done = await asyncio.gather(*adopted, return_exceptions=True)
-        (taken,) = [each for each in done if isinstance(each, Checkpoint)]
-        (refused,) = [each for each in done if not isinstance(each, Checkpoint)]
-        assert isinstance(refused, PrepareConflict)
-        assert f"{old} is the directory of another checkpoint by now" in str(refused)
-        assert verify(taken).is_whole
-
-    play(story())
+    monkeypatch.setattr(exchange, "digest_files", look_together)
+    registries = [world.registry(), world.registry("other")]
+    adopted = [each.adopt(await each.claim(), str(old), 5, in_place=True) for each in registries]
+    done = await asyncio.gather(*adopted, return_exceptions=True)
+    (taken,) = [each for each in done if isinstance(each, Checkpoint)]
+    (refused,) = [each for each in done if not isinstance(each, Checkpoint)]
+    assert isinstance(refused, PrepareConflict)
+    assert f"{old} is the directory of another checkpoint by now" in str(refused)
+    assert verify(taken).is_whole
 
 
-def test_the_manifest_of_the_attempt_itself_is_written_again(tmp_path: Path) -> None:
+async def test_the_manifest_of_the_attempt_itself_is_written_again(tmp_path: Path) -> None:
     """Go on where a process died while it wrote it, or right after."""
-
-    async def story() -> None:
-        world = Kept(tmp_path)
-        for step, damage in ((5, lambda data: data), (6, lambda data: data[:-9]), (7, lambda data: b"")):
-            attempt, file = await world.begin(step)
-            manifest = Manifest.of(attempt.record, {0: Prepared(0, (file,))}).encoded
-            Place(attempt.uri).write(MANIFEST, damage(manifest))
-            await attempt.prepare(0, [file])
-            assert verify(await attempt.commit()).is_whole
-
-    play(story())
+    world = Kept(tmp_path)
+    for step, damage in ((5, lambda data: data), (6, lambda data: data[:-9]), (7, lambda data: b"")):
+        attempt, file = await world.begin(step)
+        manifest = Manifest.of(attempt.record, {0: Prepared(0, (file,))}).encoded
+        Place(attempt.uri).write(MANIFEST, damage(manifest))
+        await attempt.prepare(0, [file])
+        assert verify(await attempt.commit()).is_whole
 
 
-def test_owned_files_are_not_deleted_by_another_manifest(tmp_path: Path) -> None:
-    async def story() -> None:
-        world, old = Kept(tmp_path, ""), _foreign(tmp_path / "job" / "old")
-        registry = world.registry()
-        taken = await registry.adopt(await registry.claim(), str(old), 5, in_place=True, owned=True)
-        (old / MANIFEST).write_bytes((old / MANIFEST).read_bytes().replace(b"model.pt", b"other.pt"))
-        (old / "other.pt").write_bytes(b"1")
-        await world.save(9)
-        done = await world.collect(LAST)
-        assert done.deleted == [taken]
-        assert len(done.failures) == 1
-        assert sorted(os.listdir(old)) == ["model.pt", "other.pt", MANIFEST, "sub"]
-
-    play(story())
+async def test_owned_files_are_not_deleted_by_another_manifest(tmp_path: Path) -> None:
+    world, old = Kept(tmp_path, ""), _foreign(tmp_path / "job" / "old")
+    registry = world.registry()
+    taken = await registry.adopt(await registry.claim(), str(old), 5, in_place=True, owned=True)
+    (old / MANIFEST).write_bytes((old / MANIFEST).read_bytes().replace(b"model.pt", b"other.pt"))
+    (old / "other.pt").write_bytes(b"1")
+    await world.save(9)
+    done = await world.collect(LAST)
+    assert done.deleted == [taken]
+    assert len(done.failures) == 1
+    assert sorted(os.listdir(old)) == ["model.pt", "other.pt", MANIFEST, "sub"]
 
 
 @pytest.mark.parametrize("in_place", [False, True])
-def test_links_in_a_directory_that_is_taken_in(in_place: bool, tmp_path: Path) -> None:
-    async def story() -> None:
-        world, old = Kept(tmp_path), _foreign(tmp_path / "old")
-        (tmp_path / "blob").write_bytes(b"blob")
-        os.symlink(tmp_path / "blob", old / "linked.bin")
-        registry = world.registry()
-        claim = await registry.claim()
-        if in_place:
-            with pytest.raises(ConfigError, match=r"linked\.bin is a link, .*: adopt a copy"):
-                await registry.adopt(claim, str(old), 1, in_place=True)
-        else:
-            taken = await registry.adopt(claim, str(old), 1)
-            assert Place(taken.uri).read("linked.bin") == b"blob"
-        os.symlink(tmp_path, old / "directory")
-        with pytest.raises(StorageError, match="is a link to no file"):
-            await registry.adopt(claim, str(old), 2, in_place=in_place)
-
-    play(story())
+async def test_links_in_a_directory_that_is_taken_in(in_place: bool, tmp_path: Path) -> None:
+    world, old = Kept(tmp_path), _foreign(tmp_path / "old")
+    (tmp_path / "blob").write_bytes(b"blob")
+    os.symlink(tmp_path / "blob", old / "linked.bin")
+    registry = world.registry()
+    claim = await registry.claim()
+    if in_place:
+        with pytest.raises(ConfigError, match=r"linked\.bin is a link, .*: adopt a copy"):
+            await registry.adopt(claim, str(old), 1, in_place=True)
+    else:
+        taken = await registry.adopt(claim, str(old), 1)
+        assert Place(taken.uri).read("linked.bin") == b"blob"
+    os.symlink(tmp_path, old / "directory")
+    with pytest.raises(StorageError, match="is a link to no file"):
+        await registry.adopt(claim, str(old), 2, in_place=in_place)
 
 
-def test_a_directory_without_files_is_refused(tmp_path: Path) -> None:
-    async def story() -> None:
-        world = Kept(tmp_path)
-        registry = world.registry()
-        with pytest.raises(ConfigError, match="there are no files at"):
-            await registry.adopt(await registry.claim(), str(tmp_path / "nothing"), 1)
-
-    play(story())
+async def test_a_directory_without_files_is_refused(tmp_path: Path) -> None:
+    world = Kept(tmp_path)
+    registry = world.registry()
+    with pytest.raises(ConfigError, match="there are no files at"):
+        await registry.adopt(await registry.claim(), str(tmp_path / "nothing"), 1)
 
 
 def test_many_files_are_prepared_in_parts() -> None:
@@ -411,38 +360,30 @@ def test_many_files_are_prepared_in_parts() -> None:
     assert exchange.in_parts([]) == [[]]
 
 
-def test_a_checkpoint_of_many_files_is_taken_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_checkpoint_of_many_files_is_taken_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(exchange, "PREPARED_MAX_BYTES", 1000)
-
-    async def story() -> None:
-        world, old = Kept(tmp_path), tmp_path / "old"
-        old.mkdir()
-        for number in range(20):
-            (old / f"{number}.bin").write_bytes(b"1")
-        registry = world.registry()
-        taken = await registry.adopt(await registry.claim(), str(old), 1, parent=Reference("job", "files", 0))
-        assert (taken.file_count, verify(taken).is_whole) == (20, True)
-        assert taken.world_size > 1
-
-    play(story())
+    world, old = Kept(tmp_path), tmp_path / "old"
+    old.mkdir()
+    for number in range(20):
+        (old / f"{number}.bin").write_bytes(b"1")
+    registry = world.registry()
+    taken = await registry.adopt(await registry.claim(), str(old), 1, parent=Reference("job", "files", 0))
+    assert (taken.file_count, verify(taken).is_whole) == (20, True)
+    assert taken.world_size > 1
 
 
-def test_too_many_files_are_refused_before_one_is_copied(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_too_many_files_are_refused_before_one_is_copied(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for module in (exchange, attempt):
         monkeypatch.setattr(module, "PREPARED_MAX_BYTES", 1000)
     monkeypatch.setattr(attempt, "PREPARED_TOTAL_MAX_BYTES", 2000)
     monkeypatch.setattr(exchange, "PARTS_MAX", 2, raising=False)
-
-    async def story() -> None:
-        world, old = Kept(tmp_path), tmp_path / "old"
-        old.mkdir()
-        for number in range(20):
-            (old / f"{number}.bin").write_bytes(b"1")
-        registry = world.registry()
-        with pytest.raises(ConfigError, match=r"has 20 files, too many for one checkpoint: .* pack them"):
-            await registry.adopt(await registry.claim(), str(old), 1)
-        result = await registry.control.txn((), [get_range(registry.keys.attempts, prefix=True)])
-        assert not result.results[0].items
-        assert not Place(registry.uri).list()
-
-    play(story())
+    world, old = Kept(tmp_path), tmp_path / "old"
+    old.mkdir()
+    for number in range(20):
+        (old / f"{number}.bin").write_bytes(b"1")
+    registry = world.registry()
+    with pytest.raises(ConfigError, match=r"has 20 files, too many for one checkpoint: .* pack them"):
+        await registry.adopt(await registry.claim(), str(old), 1)
+    result = await registry.control.txn((), [get_range(registry.keys.attempts, prefix=True)])
+    assert not result.results[0].items
+    assert not Place(registry.uri).list()

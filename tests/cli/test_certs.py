@@ -20,7 +20,7 @@ from raftkv.rpc.status import Code
 from raftkv.server.tls.certificates import Revocations
 from raftkv.server.tls.context import Rules
 from raftkv.server.tls.ports import Ports, PortSecurity
-from tests.rpc.loop import failure, on_loop
+from tests.rpc.loop import failure
 from tests.server.tls.room import asked, serving
 
 
@@ -38,7 +38,6 @@ def _client(folder: Path, name: str) -> PortSecurity:
     return PortSecurity("client", files, Rules())
 
 
-@on_loop
 async def test_members_start_with_the_printed_flags_and_clients_have_names(
     made: dict[str, Any], tmp_path: Path
 ) -> None:
@@ -85,7 +84,6 @@ def test_members_of_one_host_are_told_to_change_their_ports(tmp_path: Path, caps
     assert "need ports of their own" not in capsys.readouterr().out
 
 
-@on_loop
 async def test_a_renewed_member_is_the_same_to_everybody(
     made: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -100,7 +98,6 @@ async def test_a_renewed_member_is_the_same_to_everybody(
     assert "127.0.0.1,localhost,::1" in capsys.readouterr().out
 
 
-@on_loop
 async def test_revoked_clients_and_members(made: dict[str, Any], tmp_path: Path) -> None:
     folder = str(tmp_path / "tls")
     bob = _client(tmp_path, "bob")

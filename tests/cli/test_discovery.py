@@ -19,7 +19,6 @@ from raftkv.cli.ctl.session import discover
 from raftkv.rpc import Server
 from tests.cli.runner import run_ctl
 from tests.procs import RAFTKV, Cluster
-from tests.rpc.loop import on_loop
 from tests.server.tls.room import Room
 
 RECORDS = {
@@ -115,7 +114,6 @@ def test_no_other_cluster_is_asked_where_all_is_left_out(server: NameServer) -> 
     assert (ran.code, ran.errors.splitlines()) == (1, [ignored, "Error: no endpoint with TLS was discovered"])
 
 
-@on_loop
 @pytest.mark.parametrize(
     ("certificate", "insecure", "is_taken"),
     [("safe.example", False, True), ("localhost", False, False), ("localhost", True, True)],

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import itertools
 import json
 from collections.abc import Iterator
@@ -199,22 +198,18 @@ def raftkv_serves(kv) -> bool:
     return status.version != "3.5.1"
 
 
-def test_tokens_of_a_restarted_member_are_renewed_under_a_watch(teams):
+async def test_tokens_of_a_restarted_member_are_renewed_under_a_watch(teams):
     """The password is changed under a client, as a restart would do to its token: it goes on without a gap."""
-
-    async def scenario():
-        settings = {"user": "alice", "password": "alice-pw"}
-        async with (
-            raftkv.aio.connect(teams, **settings) as kv,
-            raftkv.aio.connect(teams, user="root", password="root-pw") as root,
-        ):
-            key = f"/raftkv/train/{RUN}/sync/9/x"
-            async with kv.watch(key) as watch, kv.lease(ttl=5) as lease:
-                for number in range(3):
-                    await kv.put(key, str(number), lease=lease)
-                    await root.users.change_password("alice", "alice-pw")
-                assert [(await anext(watch)).value for _ in range(3)] == [b"0", b"1", b"2"]
-                request = rpc_pb2.LeaseTimeToLiveRequest(ID=lease.id)
-                assert (await kv.scope.call(methods.LEASE_TIME_TO_LIVE, request)).TTL > 0
-
-    asyncio.run(asyncio.wait_for(scenario(), 90))
+    settings = {"user": "alice", "password": "alice-pw"}
+    async with (
+        raftkv.aio.connect(teams, **settings) as kv,
+        raftkv.aio.connect(teams, user="root", password="root-pw") as root,
+    ):
+        key = f"/raftkv/train/{RUN}/sync/9/x"
+        async with kv.watch(key) as watch, kv.lease(ttl=5) as lease:
+            for number in range(3):
+                await kv.put(key, str(number), lease=lease)
+                await root.users.change_password("alice", "alice-pw")
+            assert [(await anext(watch)).value for _ in range(3)] == [b"0", b"1", b"2"]
+            request = rpc_pb2.LeaseTimeToLiveRequest(ID=lease.id)
+            assert (await kv.scope.call(methods.LEASE_TIME_TO_LIVE, request)).TTL > 0

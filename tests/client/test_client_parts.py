@@ -124,35 +124,27 @@ def test_timeout_error_names_the_requested_time(monkeypatch):
         ask(FakeCluster(a=[late], b=[late]), timeout_s=60)
 
 
-def test_an_endpoint_that_is_silent_is_left_by_the_next_call():
+async def test_an_endpoint_that_is_silent_is_left_by_the_next_call():
     late = RpcError(errors.DEADLINE_EXCEEDED, "context deadline exceeded")
     cluster = FakeCluster(a=[late], b=[rpc_pb2.PutResponse().SerializeToString()])
-
-    async def run():
-        async with Core(list(cluster.members), EXPLAINED, open_transport=cluster.open) as core:
-            request = rpc_pb2.PutRequest(key=b"k")
-            with pytest.raises(
-                EndpointsFailed, match=r"^no answer within 5 s from a: connected, but did not answer$"
-            ) as raised:
-                await core.call(methods.PUT, request, timeout_s=5)
-            assert not raised.value.definite
+    async with Core(list(cluster.members), EXPLAINED, open_transport=cluster.open) as core:
+        request = rpc_pb2.PutRequest(key=b"k")
+        with pytest.raises(
+            EndpointsFailed, match=r"^no answer within 5 s from a: connected, but did not answer$"
+        ) as raised:
             await core.call(methods.PUT, request, timeout_s=5)
-            await asyncio.gather(*(core.call(methods.PUT, request, timeout_s=5) for _ in range(5)))
-
-    asyncio.run(run())
+        assert not raised.value.definite
+        await core.call(methods.PUT, request, timeout_s=5)
+        await asyncio.gather(*(core.call(methods.PUT, request, timeout_s=5) for _ in range(5)))
     assert [len(member.calls) for member in cluster.members.values()] == [1, 6]
 
 
-def test_many_calls_that_fail_at_once_leave_an_endpoint_once():
+async def test_many_calls_that_fail_at_once_leave_an_endpoint_once():
     answer = rpc_pb2.PutResponse().SerializeToString()
     cluster = FakeCluster(a=[REFUSED], b=[answer], c=[answer])
-
-    async def run():
-        async with Core(list(cluster.members), EXPLAINED, open_transport=cluster.open) as core:
-            await asyncio.gather(*(core.call(methods.PUT, rpc_pb2.PutRequest(), timeout_s=5) for _ in range(10)))
-            assert core.endpoint == "b"
-
-    asyncio.run(run())
+    async with Core(list(cluster.members), EXPLAINED, open_transport=cluster.open) as core:
+        await asyncio.gather(*(core.call(methods.PUT, rpc_pb2.PutRequest(), timeout_s=5) for _ in range(10)))
+        assert core.endpoint == "b"
     assert not cluster.members["c"].calls
 
 
@@ -164,14 +156,11 @@ def test_a_given_token_is_used_and_not_renewed():
     assert [call[2] for call in cluster.members["a"].calls] == [(("token", "t"),)]
 
 
-def test_a_closed_client_makes_no_call():
-    async def run():
-        kv = connect("127.0.0.1:1")
-        await kv.close()
-        with pytest.raises(errors.StatusError, match="the client is closed"):
-            await kv.put("k", "v")
-
-    asyncio.run(run())
+async def test_a_closed_client_makes_no_call():
+    kv = connect("127.0.0.1:1")
+    await kv.close()
+    with pytest.raises(errors.StatusError, match="the client is closed"):
+        await kv.put("k", "v")
 
 
 @pytest.mark.parametrize(
@@ -260,56 +249,47 @@ class Loss:
             callback(None)
 
 
-def test_an_interrupted_block_ends_with_its_error():
-    async def run():
-        loss = Loss()
+async def test_an_interrupted_block_ends_with_its_error():
+    loss = Loss()
 
-        async def body():
-            with loss.block():
-                asyncio.get_running_loop().call_soon(loss.happen)
-                await asyncio.Event().wait()
+    async def body():
+        with loss.block():
+            asyncio.get_running_loop().call_soon(loss.happen)
+            await asyncio.Event().wait()
 
-        with pytest.raises(RuntimeError, match="lost"):
-            await body()
-        assert not loss.callbacks
-        assert asyncio.current_task().cancelling() == 0
-        await asyncio.sleep(0)
-
-    asyncio.run(run())
+    with pytest.raises(RuntimeError, match="lost"):
+        await body()
+    assert not loss.callbacks
+    assert asyncio.current_task().cancelling() == 0
+    await asyncio.sleep(0)
 
 
-def test_a_cancellation_from_elsewhere_stays_one():
-    async def run():
-        loss = Loss()
+async def test_a_cancellation_from_elsewhere_stays_one():
+    loss = Loss()
 
-        async def body():
-            with loss.block():
-                await asyncio.Event().wait()
+    async def body():
+        with loss.block():
+            await asyncio.Event().wait()
 
-        task = asyncio.create_task(body())
-        await asyncio.sleep(0)
-        task.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await task
-        both = asyncio.create_task(body())
-        await asyncio.sleep(0)
+    task = asyncio.create_task(body())
+    await asyncio.sleep(0)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    both = asyncio.create_task(body())
+    await asyncio.sleep(0)
+    loss.happen()
+    both.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await both
+
+
+async def test_task_that_finds_the_loss_by_itself_is_not_cancelled():
+    loss = Loss()
+    with loss.block() as block:
         loss.happen()
-        both.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await both
-
-    asyncio.run(run())
-
-
-def test_task_that_finds_the_loss_by_itself_is_not_cancelled():
-    async def run():
-        loss = Loss()
-        with loss.block() as block:
-            loss.happen()
-            assert not block.fired
-            await asyncio.sleep(0)
-
-    asyncio.run(run())
+        assert not block.fired
+        await asyncio.sleep(0)
 
 
 def test_operations_are_values():

@@ -79,16 +79,12 @@ def test_a_refusal_is_told_at_once_and_by_name():
 
 
 @pytest.mark.parametrize("method", [methods.RANGE, methods.PUT])
-def test_a_learner_is_left_for_the_next_endpoint(method):
+async def test_a_learner_is_left_for_the_next_endpoint(method):
     """Each call failed there, at once and for ever, with voters among the endpoints."""
     cluster = FakeCluster(a=[LEARNER], b=[b""])
-
-    async def run():
-        async with Client(list(cluster.members), open_transport=cluster.open) as client:
-            for _ in range(2):
-                await client.call(method, rpc_pb2.RangeRequest(key=b"k"), timeout_s=5.0)
-
-    asyncio.run(run())
+    async with Client(list(cluster.members), open_transport=cluster.open) as client:
+        for _ in range(2):
+            await client.call(method, rpc_pb2.RangeRequest(key=b"k"), timeout_s=5.0)
     assert [len(member.calls) for member in cluster.members.values()] == [1, 2]
 
 
@@ -168,7 +164,7 @@ def test_a_wrong_password_makes_no_call():
     assert (str(raised.value.cause), len(cluster.members["a"].calls)) == (text, 1)
 
 
-def test_many_calls_share_one_authentication():
+async def test_many_calls_share_one_authentication():
     """Checking a password costs a member a tenth of a second; a crowd whose token has ended must not ask one by one."""
     stale = RpcError(errors.UNAUTHENTICATED, errors.InvalidAuthTokenError.text)
     logins = []
@@ -182,28 +178,20 @@ def test_many_calls_share_one_authentication():
         return GOT
 
     cluster = FakeCluster(a=[answer])
-
-    async def run():
-        async with Client(["a"], USER, open_transport=cluster.open) as client:
-            request = rpc_pb2.RangeRequest(key=b"k")
-            await asyncio.gather(*(client.call(methods.RANGE, request, timeout_s=5) for _ in range(4)))
-            await asyncio.gather(*(client.call(methods.RANGE, request, timeout_s=5) for _ in range(20)))
-
-    asyncio.run(run())
+    async with Client(["a"], USER, open_transport=cluster.open) as client:
+        request = rpc_pb2.RangeRequest(key=b"k")
+        await asyncio.gather(*(client.call(methods.RANGE, request, timeout_s=5) for _ in range(4)))
+        await asyncio.gather(*(client.call(methods.RANGE, request, timeout_s=5) for _ in range(20)))
     assert len(logins) == 2
 
 
-def test_authentication_that_is_off_is_asked_about_once_and_may_be_switched_on():
+async def test_authentication_that_is_off_is_asked_about_once_and_may_be_switched_on():
     off = RpcError(errors.FAILED_PRECONDITION, errors.AuthNotEnabledError.text)
     on = RpcError(errors.INVALID_ARGUMENT, "etcdserver: user name is empty")
     cluster = FakeCluster(a=[off, GOT, GOT, on, authenticate("t1"), GOT])
-
-    async def run():
-        async with Client(["a"], USER, open_transport=cluster.open) as client:
-            for _ in range(3):
-                await client.call(methods.RANGE, rpc_pb2.RangeRequest(key=b"k"), timeout_s=5)
-
-    asyncio.run(run())
+    async with Client(["a"], USER, open_transport=cluster.open) as client:
+        for _ in range(3):
+            await client.call(methods.RANGE, rpc_pb2.RangeRequest(key=b"k"), timeout_s=5)
     paths = [path.rpartition("/")[2] for path, _, _ in cluster.members["a"].calls]
     assert paths == ["Authenticate", "Range", "Range", "Range", "Authenticate", "Range"]
 
@@ -212,30 +200,26 @@ def test_authentication_that_is_off_is_asked_about_once_and_may_be_switched_on()
     ("method", "is_cancelled"),
     [(methods.RANGE, True), (methods.PUT, True), (methods.TXN, True), (methods.READ_TXN, False)],
 )
-def test_a_caller_that_is_cancelled_leaves_at_once_but_a_txn_that_only_reads_runs_on(method, is_cancelled):
+async def test_a_caller_that_is_cancelled_leaves_at_once_but_a_txn_that_only_reads_runs_on(method, is_cancelled):
     """etcd 3.5.1 ends if such a txn is cancelled while it runs."""
+    call = asyncio.get_running_loop().create_future()
 
-    async def run():
-        call = asyncio.get_running_loop().create_future()
+    class Transport:
+        def unary(self, path, message, timeout_s=None, metadata=()):
+            return call
 
-        class Transport:
-            def unary(self, path, message, timeout_s=None, metadata=()):
-                return call
+        async def close(self):
+            pass
 
-            async def close(self):
-                pass
-
-        async with Client(["a"], open_transport=lambda endpoint, options: Transport()) as client:
-            waiting = asyncio.create_task(client.call(method, rpc_pb2.TxnRequest(), timeout_s=5))
-            await asyncio.sleep(0)
-            waiting.cancel()
-            with pytest.raises(asyncio.CancelledError):
-                await waiting
-            assert call.cancelled() is is_cancelled
-            if not is_cancelled:
-                call.set_exception(RpcError(errors.UNAVAILABLE, "no caller waits for this"))
-
-    asyncio.run(run())
+    async with Client(["a"], open_transport=lambda endpoint, options: Transport()) as client:
+        waiting = asyncio.create_task(client.call(method, rpc_pb2.TxnRequest(), timeout_s=5))
+        await asyncio.sleep(0)
+        waiting.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await waiting
+        assert call.cancelled() is is_cancelled
+        if not is_cancelled:
+            call.set_exception(RpcError(errors.UNAVAILABLE, "no caller waits for this"))
 
 
 class LateTransport(FakeTransport):
@@ -251,21 +235,18 @@ class LateTransport(FakeTransport):
         raise LOST
 
 
-def test_an_abandoned_call_fails_silently():
-    async def run():
-        told = []
-        asyncio.get_running_loop().set_exception_handler(lambda _, context: told.append(context))
-        cluster = FakeCluster(a=[])
-        late = cluster.members["a"] = LateTransport()
-        async with Client(["a"], open_transport=cluster.open) as client:
-            waiting = asyncio.ensure_future(client.call(methods.READ_TXN, rpc_pb2.TxnRequest(), timeout_s=5.0))
-            await late.asked.wait()
-            waiting.cancel()
-            await asyncio.wait([waiting])
-            late.let.set()
-            for _ in range(5):
-                await asyncio.sleep(0)
-        gc.collect()
-        assert told == []
-
-    asyncio.run(run())
+async def test_an_abandoned_call_fails_silently():
+    told = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: told.append(context))
+    cluster = FakeCluster(a=[])
+    late = cluster.members["a"] = LateTransport()
+    async with Client(["a"], open_transport=cluster.open) as client:
+        waiting = asyncio.ensure_future(client.call(methods.READ_TXN, rpc_pb2.TxnRequest(), timeout_s=5.0))
+        await late.asked.wait()
+        waiting.cancel()
+        await asyncio.wait([waiting])
+        late.let.set()
+        for _ in range(5):
+            await asyncio.sleep(0)
+    gc.collect()
+    assert told == []

@@ -202,7 +202,7 @@ def test_a_password_in_a_file_is_read_for_each_login(tmp_path: Path):
     assert members.logins == ["one", "two"]
 
 
-def test_wait_for_the_login_of_another_call_ends_with_the_own_deadline():
+async def test_wait_for_the_login_of_another_call_ends_with_the_own_deadline():
     release = asyncio.Event()
 
     class Slow:
@@ -215,17 +215,14 @@ def test_wait_for_the_login_of_another_call_ends_with_the_own_deadline():
         async def close(self):
             return
 
-    async def main():
-        async with Client(["a"], USER, open_transport=lambda endpoint, options: Slow()) as client:
-            first = asyncio.create_task(get(client, 5.0))
-            await asyncio.sleep(0)
-            with pytest.raises(EndpointsFailed) as caught:
-                await get(client, 0.05)
-            assert caught.value.definite
-            release.set()
-            await first
-
-    asyncio.run(main())
+    async with Client(["a"], USER, open_transport=lambda endpoint, options: Slow()) as client:
+        first = asyncio.create_task(get(client, 5.0))
+        await asyncio.sleep(0)
+        with pytest.raises(EndpointsFailed) as caught:
+            await get(client, 0.05)
+        assert caught.value.definite
+        release.set()
+        await first
 
 
 def test_a_caller_that_gives_up_does_not_take_the_login_of_the_others_with_it():
@@ -243,15 +240,11 @@ def test_a_caller_that_gives_up_does_not_take_the_login_of_the_others_with_it():
     assert (len(asked), members.carried) == (2, ["t1"] * 3)
 
 
-def test_wrong_password_costs_one_request_for_all_waiters():
+async def test_wrong_password_costs_one_request_for_all_waiters():
     cluster = FakeCluster(a=[WRONG])
-
-    async def main():
-        async with Client(["a"], USER, open_transport=cluster.open) as client:
-            done = await asyncio.gather(*(get(client) for _ in range(9)), return_exceptions=True)
-            assert [type(one) for one in done] == [AuthenticationFailed] * 9
-
-    asyncio.run(main())
+    async with Client(["a"], USER, open_transport=cluster.open) as client:
+        done = await asyncio.gather(*(get(client) for _ in range(9)), return_exceptions=True)
+        assert [type(one) for one in done] == [AuthenticationFailed] * 9
     assert len(cluster.members["a"].calls) == 1
 
 

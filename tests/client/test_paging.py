@@ -11,7 +11,6 @@ from raftkv.errors import RESOURCE_EXHAUSTED, ContextDeadlineExceededError, Limi
 from raftkv.pb import kv_pb2, rpc_pb2
 from raftkv.rpc.server.budget import CONNECTION_FULL
 from tests.procs import RAFTKV, Cluster
-from tests.rpc.loop import on_loop
 
 VALUE_BYTES = 1_000_000
 KEYS = [b"k%04d" % number for number in range(900)]
@@ -44,14 +43,12 @@ class Member:
 
 @pytest.mark.parametrize("error", [FULL, ReceivedTooLarge("grpc: received message larger than max")], ids=str)
 @pytest.mark.parametrize("room_keys", [1, 5, 90, 250])
-@on_loop
 async def test_oversized_page_is_retried_with_fewer_keys(room_keys: int, error: StatusError) -> None:
     member = Member(room_keys * VALUE_BYTES, error)
     assert await member.read() == KEYS
 
 
 @pytest.mark.parametrize("error", [FULL, ContextDeadlineExceededError(), LimitedError("alice", 100)], ids=str)
-@on_loop
 async def test_error_that_smaller_page_cannot_fix_is_raised(error: StatusError) -> None:
     member = Member(0, error)
     with pytest.raises(type(error)):

@@ -43,7 +43,7 @@ class BusyStore:
         return "done"
 
 
-def test_many_writers_at_once_are_all_answered(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_many_writers_at_once_are_all_answered(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(control, "TXN_TIMEOUT_S", 0.05)  # an eighth of what all of them take
     store = BusyStore()
 
@@ -51,11 +51,8 @@ def test_many_writers_at_once_are_all_answered(monkeypatch: pytest.MonkeyPatch) 
         own = ClientControl(store, is_patient=True)  # type: ignore[arg-type]
         assert await until_answered(lambda: own.txn((), ())) == "done"
 
-    async def all_at_once() -> None:
-        async with asyncio.timeout(90):
-            await asyncio.gather(*(write() for _ in range(CLIENTS)))
-
-    asyncio.run(all_at_once())
+    async with asyncio.timeout(90):
+        await asyncio.gather(*(write() for _ in range(CLIENTS)))
     assert store.executed < 8 * CLIENTS
 
 

@@ -48,32 +48,28 @@ def _short_pauses() -> Iterator[None]:
         yield
 
 
-def test_keys_between_the_parts_of_an_interval_are_neither_read_nor_kept() -> None:
+async def test_keys_between_the_parts_of_an_interval_are_neither_read_nor_kept() -> None:
     """Runs may lie below a run, between its own keys: each node of it kept what they store."""
-
-    async def run() -> None:
-        world, seen = StoreWorld(), list[bytes]()
-        control = world.control()
-        parts = (("a/round", ""), ("a/state", ""), ("a/x/", "a/x0"))
-        for key in ("a/best/store", "a/round", "a/round-2/state", "a/round/head", "a/state", "a/statement", "a/x/1"):
-            await control.txn((), [Put(key, "1")])
-        sparse = Sparse("a/round", "a/x0", parts)
-        reflector = Reflector(control, sparse, lambda changes: seen.extend(event.key for event in changes))
-        reflector.start()
-        await reflector.ready()
-        assert sorted(seen) == sorted(reflector.items) == [b"a/round", b"a/state", b"a/x/1"]
-        for key in ("a/round-2/state", "a/statement", "a/w", "a/x0", "a/x/2", "a/state"):
-            await control.txn((), [Put(key, "2")])
-        await reflector.reached(world.store.revision)
-        assert seen[3:] == [b"a/x/2", b"a/state"]
-        control.lose_watch()
-        await control.txn((), [Delete("a/round"), Delete("a/round-2/state")])
-        await reflector.reached(world.store.revision)
-        assert seen[5:] == [b"a/round"]
-        assert sorted(reflector.items) == [b"a/state", b"a/x/1", b"a/x/2"]
-        reflector.close()
-
-    asyncio.run(run())
+    world, seen = StoreWorld(), list[bytes]()
+    control = world.control()
+    parts = (("a/round", ""), ("a/state", ""), ("a/x/", "a/x0"))
+    for key in ("a/best/store", "a/round", "a/round-2/state", "a/round/head", "a/state", "a/statement", "a/x/1"):
+        await control.txn((), [Put(key, "1")])
+    sparse = Sparse("a/round", "a/x0", parts)
+    reflector = Reflector(control, sparse, lambda changes: seen.extend(event.key for event in changes))
+    reflector.start()
+    await reflector.ready()
+    assert sorted(seen) == sorted(reflector.items) == [b"a/round", b"a/state", b"a/x/1"]
+    for key in ("a/round-2/state", "a/statement", "a/w", "a/x0", "a/x/2", "a/state"):
+        await control.txn((), [Put(key, "2")])
+    await reflector.reached(world.store.revision)
+    assert seen[3:] == [b"a/x/2", b"a/state"]
+    control.lose_watch()
+    await control.txn((), [Delete("a/round"), Delete("a/round-2/state")])
+    await reflector.reached(world.store.revision)
+    assert seen[5:] == [b"a/round"]
+    assert sorted(reflector.items) == [b"a/state", b"a/x/1", b"a/x/2"]
+    reflector.close()
 
 
 class Observer:
@@ -162,192 +158,165 @@ def test_reflector_reports_each_change_once_and_matches_store(
     play(story())
 
 
-def test_a_list_that_the_caller_has_read_is_not_reported_and_not_read_again() -> None:
-    async def story() -> None:
-        world = StoreWorld()
-        world.store.txn((), (Put("run/a", b"1"),))
-        control = world.control()
-        observer = Observer(control)
-        page = (await control.txn((), (GetRange(PREFIX, prefix=True),))).results[0]
-        asked = world.txns
-        observer.reflector.start(page, page.revision)
-        observer.known = dict(observer.reflector.items)
-        world.store.txn((), (Put("run/b", b"2"),))
-        await settle()
-        assert [event.key for event in observer.reported] == [b"run/b"]
-        assert world.txns == asked
-
-    play(story())
+async def test_a_list_that_the_caller_has_read_is_not_reported_and_not_read_again() -> None:
+    world = StoreWorld()
+    world.store.txn((), (Put("run/a", b"1"),))
+    control = world.control()
+    observer = Observer(control)
+    page = (await control.txn((), (GetRange(PREFIX, prefix=True),))).results[0]
+    asked = world.txns
+    observer.reflector.start(page, page.revision)
+    observer.known = dict(observer.reflector.items)
+    world.store.txn((), (Put("run/b", b"2"),))
+    await settle()
+    assert [event.key for event in observer.reported] == [b"run/b"]
+    assert world.txns == asked
 
 
-def test_keys_put_and_deleted_before_the_watch_are_seen_from_an_old_revision() -> None:
-    async def story() -> None:
-        world = StoreWorld()
-        began = world.store.revision
-        for operation in (Put("run/a", b"1"), Delete("run/a"), Put("run/b", b"2")):
-            world.store.txn((), (operation,))
-        observer = Observer(world.control(), deletes=False)
-        observer.reflector.start(revision=began)
-        await settle()
-        assert [(event.type, event.value) for event in observer.reported] == [(PUT, b"1"), (PUT, b"2")]
-        assert observer.reflector.items == {}
-
-    play(story())
+async def test_keys_put_and_deleted_before_the_watch_are_seen_from_an_old_revision() -> None:
+    world = StoreWorld()
+    began = world.store.revision
+    for operation in (Put("run/a", b"1"), Delete("run/a"), Put("run/b", b"2")):
+        world.store.txn((), (operation,))
+    observer = Observer(world.control(), deletes=False)
+    observer.reflector.start(revision=began)
+    await settle()
+    assert [(event.type, event.value) for event in observer.reported] == [(PUT, b"1"), (PUT, b"2")]
+    assert observer.reflector.items == {}
 
 
-def test_outage_is_waited_out_and_not_reported_as_refusal() -> None:
-    async def story() -> None:
-        world = StoreWorld()
-        control = world.control(seed=3, lost=0.5)
-        observer = Observer(control)
-        observer.reflector.start()
-        world.store.txn((), (Put("run/a", b"1"),))
-        await observer.reflector.ready()
-        await settle()
-        assert observer.reflector.items == there(world)
-        assert observer.refused == []
-
-    play(story())
+async def test_outage_is_waited_out_and_not_reported_as_refusal() -> None:
+    world = StoreWorld()
+    control = world.control(seed=3, lost=0.5)
+    observer = Observer(control)
+    observer.reflector.start()
+    world.store.txn((), (Put("run/a", b"1"),))
+    await observer.reflector.ready()
+    await settle()
+    assert observer.reflector.items == there(world)
+    assert observer.refused == []
 
 
-def test_a_refusal_is_reported_and_the_owner_may_take_it_for_the_end() -> None:
-    async def story() -> None:
-        world = StoreWorld()
-        control = world.control()
-        observer = Observer(control)
-        observer.reflector.start()
-        await observer.reflector.ready()
-        control.lose_watch(WatchCanceled("the client is closed"))
-        assert [str(error) for error in observer.refused] == ["the client is closed"]
-        assert not observer.reflector.is_following
-        observer.reflector.close()
-        await settle()
-        tasks = [task for task in asyncio.all_tasks() if "Reflector" in repr(task)]
-        assert not tasks, "it would list again"
-
-    play(story())
+async def test_a_refusal_is_reported_and_the_owner_may_take_it_for_the_end() -> None:
+    world = StoreWorld()
+    control = world.control()
+    observer = Observer(control)
+    observer.reflector.start()
+    await observer.reflector.ready()
+    control.lose_watch(WatchCanceled("the client is closed"))
+    assert [str(error) for error in observer.refused] == ["the client is closed"]
+    assert not observer.reflector.is_following
+    observer.reflector.close()
+    await settle()
+    tasks = [task for task in asyncio.all_tasks() if "Reflector" in repr(task)]
+    assert not tasks, "it would list again"
 
 
-def test_a_client_that_is_closed_ends_it() -> None:
-    async def story() -> None:
-        control = StoreWorld().control()
-        asked = 0
+async def test_a_client_that_is_closed_ends_it() -> None:
+    control = StoreWorld().control()
+    asked = 0
 
-        async def closed(*_: Any) -> Any:
-            nonlocal asked
-            asked += 1
-            raise UnknownStatus(CANCELED, "the client is closed", definite=True)
+    async def closed(*_: Any) -> Any:
+        nonlocal asked
+        asked += 1
+        raise UnknownStatus(CANCELED, "the client is closed", definite=True)
 
-        control.txn = closed
-        observer = Observer(control)
-        observer.reflector.start()
-        await settle()
-        assert asked == len(observer.refused) == 1
-        assert not [task for task in asyncio.all_tasks() if "Reflector" in repr(task)]
-        for late in (observer.reflector.ready(), observer.reflector.reached(1)):
-            with pytest.raises(UnknownStatus, match="the client is closed"):
-                await asyncio.wait_for(late, 90)
-
-    play(story())
-
-
-def test_waiter_for_a_revision_learns_of_the_end_of_client_and_reflector() -> None:
-    async def story() -> None:
-        world = StoreWorld()
-        control = world.control()
-
-        async def closed(*_: Any) -> Any:
-            raise UnknownStatus(CANCELED, "the client is closed", definite=True)
-
-        observers = [Observer(control), Observer(control)]
-        for observer in observers:
-            observer.reflector.start()
-            await observer.reflector.ready()
-        waits = [asyncio.ensure_future(observer.reflector.reached(99)) for observer in observers]
-        await settle()
-        observers[0].reflector.close()
-        await asyncio.wait_for(waits[0], 90)
-        control.txn = closed
-        control.lose_watch(WatchCanceled("the client is closed"))
+    control.txn = closed
+    observer = Observer(control)
+    observer.reflector.start()
+    await settle()
+    assert asked == len(observer.refused) == 1
+    assert not [task for task in asyncio.all_tasks() if "Reflector" in repr(task)]
+    for late in (observer.reflector.ready(), observer.reflector.reached(1)):
         with pytest.raises(UnknownStatus, match="the client is closed"):
-            await asyncio.wait_for(waits[1], 90)
-        assert not observers[1].reflector.is_following
-
-    play(story())
+            await asyncio.wait_for(late, 90)
 
 
-def test_refusal_is_logged_once_for_continuing_owners(caplog: pytest.LogCaptureFixture) -> None:
-    async def story() -> None:
-        world = StoreWorld()
-        control = world.control()
-        reflector = Reflector(control, below(PREFIX), lambda _: None)
-        reflector.start()
-        for _ in range(3):
-            await reflector.ready()
-            control.lose_watch(PermissionDeniedError())
-        assert len(caplog.records) == 1
-        assert "run/" in caplog.text
-        reflector.close()
+async def test_waiter_for_a_revision_learns_of_the_end_of_client_and_reflector() -> None:
+    world = StoreWorld()
+    control = world.control()
 
-    play(story())
+    async def closed(*_: Any) -> Any:
+        raise UnknownStatus(CANCELED, "the client is closed", definite=True)
 
-
-def test_a_revision_can_be_waited_for() -> None:
-    async def story() -> None:
-        world = StoreWorld()
-        observer = Observer(world.control())
+    observers = [Observer(control), Observer(control)]
+    for observer in observers:
         observer.reflector.start()
         await observer.reflector.ready()
-        waits = [asyncio.ensure_future(observer.reflector.reached(world.store.revision + ahead)) for ahead in (2, 1)]
-        world.store.txn((), (Put("run/a", b"1"),))
-        await waits[1]
-        assert not waits[0].done()
-        world.store.txn((), (Put("run/a", b"2"),))
-        await waits[0]
-        await observer.reflector.reached(1)
+    waits = [asyncio.ensure_future(observer.reflector.reached(99)) for observer in observers]
+    await settle()
+    observers[0].reflector.close()
+    await asyncio.wait_for(waits[0], 90)
+    control.txn = closed
+    control.lose_watch(WatchCanceled("the client is closed"))
+    with pytest.raises(UnknownStatus, match="the client is closed"):
+        await asyncio.wait_for(waits[1], 90)
+    assert not observers[1].reflector.is_following
 
-    play(story())
+
+async def test_refusal_is_logged_once_for_continuing_owners(caplog: pytest.LogCaptureFixture) -> None:
+    world = StoreWorld()
+    control = world.control()
+    reflector = Reflector(control, below(PREFIX), lambda _: None)
+    reflector.start()
+    for _ in range(3):
+        await reflector.ready()
+        control.lose_watch(PermissionDeniedError())
+    assert len(caplog.records) == 1
+    assert "run/" in caplog.text
+    reflector.close()
 
 
-def test_closed_client_is_not_reported(caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_revision_can_be_waited_for() -> None:
+    world = StoreWorld()
+    observer = Observer(world.control())
+    observer.reflector.start()
+    await observer.reflector.ready()
+    waits = [asyncio.ensure_future(observer.reflector.reached(world.store.revision + ahead)) for ahead in (2, 1)]
+    world.store.txn((), (Put("run/a", b"1"),))
+    await waits[1]
+    assert not waits[0].done()
+    world.store.txn((), (Put("run/a", b"2"),))
+    await waits[0]
+    await observer.reflector.reached(1)
+
+
+async def test_closed_client_is_not_reported(caplog: pytest.LogCaptureFixture) -> None:
     """A watch, a list, and what lies between both end with it, and the log stays silent."""
 
     def closed(*_: object, **__: object) -> Any:
         raise WatchCanceled(CLIENT_CLOSED)
 
-    async def story() -> None:
-        control = StoreWorld().control()
-        watching = Reflector(control, below(PREFIX), lambda changes: None)
-        watching.start()
-        await watching.ready()
+    control = StoreWorld().control()
+    watching = Reflector(control, below(PREFIX), lambda changes: None)
+    watching.start()
+    await watching.ready()
 
-        # The first call was in flight at the end of the connection, the next finds it closed.
-        ends = iter([(CLOSED_TEXT, False), (CLOSED_TEXT, True), (CLIENT_CLOSED, True)])
+    # The first call was in flight at the end of the connection, the next finds it closed.
+    ends = iter([(CLOSED_TEXT, False), (CLOSED_TEXT, True), (CLIENT_CLOSED, True)])
 
-        async def txn(*_: object) -> object:
-            text, definite = next(ends)
-            raise UnknownStatus(CANCELED, text, definite=definite)
+    async def txn(*_: object) -> object:
+        text, definite = next(ends)
+        raise UnknownStatus(CANCELED, text, definite=definite)
 
-        control.txn = txn  # type: ignore[method-assign, assignment]
-        control.lose_watch(WatchCanceled(CLIENT_CLOSED))
-        listing = Reflector(control, below(PREFIX), lambda changes: None)
-        listing.start()
-        await settle()
-        await asyncio.sleep(0.02)
-        await settle()
-        between = StoreWorld().control()
-        between.watch = closed  # type: ignore[method-assign]
-        Reflector(between, below(PREFIX), lambda changes: None).start()
-        await settle()
-        gc.collect()
-        assert caplog.text == ""
-        control.watches.clear()
-        other = Reflector(control, below(PREFIX), lambda changes: None)
-        other.start(revision=1)
-        control.lose_watch(PermissionDeniedError())
-        assert "cannot watch" in caplog.text
-
-    play(story())
+    control.txn = txn  # type: ignore[method-assign, assignment]
+    control.lose_watch(WatchCanceled(CLIENT_CLOSED))
+    listing = Reflector(control, below(PREFIX), lambda changes: None)
+    listing.start()
+    await settle()
+    await asyncio.sleep(0.02)
+    await settle()
+    between = StoreWorld().control()
+    between.watch = closed  # type: ignore[method-assign]
+    Reflector(between, below(PREFIX), lambda changes: None).start()
+    await settle()
+    gc.collect()
+    assert caplog.text == ""
+    control.watches.clear()
+    other = Reflector(control, below(PREFIX), lambda changes: None)
+    other.start(revision=1)
+    control.lose_watch(PermissionDeniedError())
+    assert "cannot watch" in caplog.text
 
 
 @pytest.mark.parametrize(
@@ -359,114 +328,102 @@ def test_closed_client_is_not_reported(caplog: pytest.LogCaptureFixture) -> None
     ],
     ids=["member", "client", "time"],
 )
-def test_list_that_is_too_large_for_one_answer_is_read_in_parts(
+async def test_list_that_is_too_large_for_one_answer_is_read_in_parts(
     error: StatusError, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """10,000 keys of 60 KB are more than a member sends, or than comes in time: they were asked for again for ever."""
     monkeypatch.setattr(paging_module, "PAGE_BYTES", 40_000)
+    world, answers = StoreWorld(), list[int]()
+    for number in range(300):
+        world.store.txn((), [Put(f"run/{number:03}", b"x" * (10 if number < 100 else 10_000))])
+    control = world.control()
+    answer = control.txn
 
-    async def story() -> None:
-        world, answers = StoreWorld(), list[int]()
-        for number in range(300):
-            world.store.txn((), [Put(f"run/{number:03}", b"x" * (10 if number < 100 else 10_000))])
-        control = world.control()
-        answer = control.txn
+    async def txn(*words: Any) -> Any:
+        result = await answer((), [dataclasses.replace(words[1][0], revision=0)])  # nothing changes here
+        answers.append(sum(len(item.value) for item in result.results[0]))
+        if answers[-1] > 300_000:
+            raise error
+        return result
 
-        async def txn(*words: Any) -> Any:
-            result = await answer((), [dataclasses.replace(words[1][0], revision=0)])  # nothing changes here
-            answers.append(sum(len(item.value) for item in result.results[0]))
-            if answers[-1] > 300_000:
-                raise error
-            return result
-
-        control.txn = txn  # type: ignore[method-assign]
-        reflector = Reflector(control, below(PREFIX), lambda _: None)
-        reflector.start()
-        await reflector.ready()
-        assert len(reflector.items) == 300
-        assert answers[0] > 300_000
-        assert max(answers[-20:]) <= 40_000, "in the end each page is as large as it should be"
-        reflector.close()
-
-    play(story())
+    control.txn = txn  # type: ignore[method-assign]
+    reflector = Reflector(control, below(PREFIX), lambda _: None)
+    reflector.start()
+    await reflector.ready()
+    assert len(reflector.items) == 300
+    assert answers[0] > 300_000
+    assert max(answers[-20:]) <= 40_000, "in the end each page is as large as it should be"
+    reflector.close()
 
 
-def test_restore_reports_only_differences() -> None:
+async def test_restore_reports_only_differences() -> None:
     """The new cluster is at an earlier revision: its list was passed over, and changes missed until it caught up."""
+    world = StoreWorld()
+    world.store.txn((), [Put("run/a", "1"), Put("run/b", "1")])
+    control = world.control()
+    changes: list[Event] = []
+    reflector = Reflector(control, below(PREFIX), changes.extend)
+    reflector.start()
+    await reflector.ready()
+    reached = asyncio.ensure_future(reflector.reached(100))
+    await asyncio.sleep(0)
+    changes.clear()
+    reflector.revision = 90  # of the cluster that is gone
+    world.store.txn((), [Put("run/b", "2"), Delete("run/c")])
+    control.lose_watch(HistoryReplaced())
+    await reached
+    await reflector.ready()
+    assert [(event.type, event.key, event.value) for event in changes] == [(PUT, b"run/b", b"2")]
+    assert reflector.revision == world.store.revision
+    reflector.close()
 
-    async def scenario() -> None:
-        world = StoreWorld()
-        world.store.txn((), [Put("run/a", "1"), Put("run/b", "1")])
-        control = world.control()
-        changes: list[Event] = []
-        reflector = Reflector(control, below(PREFIX), changes.extend)
-        reflector.start()
-        await reflector.ready()
-        reached = asyncio.ensure_future(reflector.reached(100))
-        await asyncio.sleep(0)
-        changes.clear()
-        reflector.revision = 90  # of the cluster that is gone
-        world.store.txn((), [Put("run/b", "2"), Delete("run/c")])
-        control.lose_watch(HistoryReplaced())
-        await reached
-        await reflector.ready()
-        assert [(event.type, event.key, event.value) for event in changes] == [(PUT, b"run/b", b"2")]
-        assert reflector.revision == world.store.revision
-        reflector.close()
-
-        changes.clear()
-        ended: list[Exception] = []
-        news = Reflector(control, below(PREFIX), changes.extend, deletes=False)
-        news.start(revision=90)
-        control.lose_watch(HistoryReplaced())
-        await news.ready()
-        assert [event.key for event in changes] == [b"run/a", b"run/b"]
-        news.close()
-        mortal = Reflector(control, below(PREFIX), changes.extend, on_end=ended.append, outlives_restore=False)
-        mortal.start(revision=90)
-        control.lose_watch(HistoryReplaced())
-        with pytest.raises(HistoryReplaced):
-            await mortal.ready()
-        assert [type(error) for error in ended] == [HistoryReplaced]
-
-    asyncio.run(scenario())
+    changes.clear()
+    ended: list[Exception] = []
+    news = Reflector(control, below(PREFIX), changes.extend, deletes=False)
+    news.start(revision=90)
+    control.lose_watch(HistoryReplaced())
+    await news.ready()
+    assert [event.key for event in changes] == [b"run/a", b"run/b"]
+    news.close()
+    mortal = Reflector(control, below(PREFIX), changes.extend, on_end=ended.append, outlives_restore=False)
+    mortal.start(revision=90)
+    control.lose_watch(HistoryReplaced())
+    with pytest.raises(HistoryReplaced):
+        await mortal.ready()
+    assert [type(error) for error in ended] == [HistoryReplaced]
 
 
-def test_list_that_began_before_the_history_was_replaced_is_asked_again() -> None:
+async def test_list_that_began_before_the_history_was_replaced_is_asked_again() -> None:
     """Its answer, of the cluster that is gone, would be reported as the new one, and the new one as a third."""
+    world = StoreWorld()
+    world.store.txn((), [Put("run/a", "1")])
+    control = world.control()
+    answer, cluster_id, gates = control.txn, 7, list[asyncio.Event]()
 
-    async def story() -> None:
-        world = StoreWorld()
-        world.store.txn((), [Put("run/a", "1")])
-        control = world.control()
-        answer, cluster_id, gates = control.txn, 7, list[asyncio.Event]()
+    async def txn(*words: Any) -> Any:
+        result = dataclasses.replace(await answer(*words), cluster_id=cluster_id)
+        if gates:
+            await gates.pop(0).wait()
+        return result
 
-        async def txn(*words: Any) -> Any:
-            result = dataclasses.replace(await answer(*words), cluster_id=cluster_id)
-            if gates:
-                await gates.pop(0).wait()
-            return result
-
-        control.txn = txn  # type: ignore[method-assign]
-        restored: list[int] = []
-        reflector = Reflector(
-            control, below(PREFIX), lambda _: None, on_restored=lambda: restored.append(reflector.revision)
-        )
-        reflector.start()
-        await reflector.ready()
-        late, fresh = asyncio.Event(), asyncio.Event()
-        gates += [late, fresh]
-        refresh = asyncio.ensure_future(reflector.refresh())
-        await settle()
-        cluster_id = 8
-        control.lose_watch(HistoryReplaced())
-        await settle()
-        late.set()
-        await refresh
-        fresh.set()
-        await reflector.ready()
-        await settle()
-        assert (restored, reflector.cluster_id) == ([0], 8)
-        reflector.close()
-
-    play(story())
+    control.txn = txn  # type: ignore[method-assign]
+    restored: list[int] = []
+    reflector = Reflector(
+        control, below(PREFIX), lambda _: None, on_restored=lambda: restored.append(reflector.revision)
+    )
+    reflector.start()
+    await reflector.ready()
+    late, fresh = asyncio.Event(), asyncio.Event()
+    gates += [late, fresh]
+    refresh = asyncio.ensure_future(reflector.refresh())
+    await settle()
+    cluster_id = 8
+    control.lose_watch(HistoryReplaced())
+    await settle()
+    late.set()
+    await refresh
+    fresh.set()
+    await reflector.ready()
+    await settle()
+    assert (restored, reflector.cluster_id) == ([0], 8)
+    reflector.close()

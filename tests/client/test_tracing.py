@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import subprocess
 import sys
 import threading
@@ -44,64 +43,52 @@ def get(client: Client, metadata=()):
     return client.call(methods.RANGE, GET, timeout_s=5.0, metadata=metadata)
 
 
-def test_a_call_is_a_span_below_the_callers_and_tells_the_member(spans: InMemorySpanExporter):
-    async def main() -> None:
-        client, cluster = one()
-        with trace.get_tracer_provider().get_tracer("program").start_as_current_span("work") as work:
-            await get(client, (("raftkv-max-staleness-ms", "5"),))
-        call, program = spans.get_finished_spans()
-        assert (call.name, call.kind, call.parent.span_id) == (
-            "etcdserverpb.KV/Range",
-            trace.SpanKind.CLIENT,
-            work.get_span_context().span_id,
-        )
-        assert dict(call.attributes) == {
-            "rpc.system": "grpc",
-            "rpc.service": "etcdserverpb.KV",
-            "rpc.method": "Range",
-            "rpc.grpc.status_code": 0,
-        }
-        ((_, _, metadata),) = cluster.members["a"].calls
-        assert metadata[0] == ("raftkv-max-staleness-ms", "5")
-        found = trace.get_current_span(TraceContextTextMapPropagator().extract(dict(metadata))).get_span_context()
-        assert (found.trace_id, found.span_id) == (program.context.trace_id, call.context.span_id)
-        assert found.trace_flags.sampled
-
-    asyncio.run(main())
+async def test_a_call_is_a_span_below_the_callers_and_tells_the_member(spans: InMemorySpanExporter):
+    client, cluster = one()
+    with trace.get_tracer_provider().get_tracer("program").start_as_current_span("work") as work:
+        await get(client, (("raftkv-max-staleness-ms", "5"),))
+    call, program = spans.get_finished_spans()
+    assert (call.name, call.kind, call.parent.span_id) == (
+        "etcdserverpb.KV/Range",
+        trace.SpanKind.CLIENT,
+        work.get_span_context().span_id,
+    )
+    assert dict(call.attributes) == {
+        "rpc.system": "grpc",
+        "rpc.service": "etcdserverpb.KV",
+        "rpc.method": "Range",
+        "rpc.grpc.status_code": 0,
+    }
+    ((_, _, metadata),) = cluster.members["a"].calls
+    assert metadata[0] == ("raftkv-max-staleness-ms", "5")
+    found = trace.get_current_span(TraceContextTextMapPropagator().extract(dict(metadata))).get_span_context()
+    assert (found.trace_id, found.span_id) == (program.context.trace_id, call.context.span_id)
+    assert found.trace_flags.sampled
 
 
-def test_a_failure_is_the_spans(spans: InMemorySpanExporter):
-    async def main() -> None:
-        client, _ = one(RpcError(3, "etcdserver: key is not provided"))
-        with pytest.raises(StatusError):
-            await get(client)
-        (call,) = spans.get_finished_spans()
-        assert (call.attributes["rpc.grpc.status_code"], call.status.is_ok) == (3, False)
-
-    asyncio.run(main())
-
-
-def test_attempts_at_other_members_are_one_span(spans: InMemorySpanExporter):
-    async def main() -> None:
-        cluster = FakeCluster(a=[RpcError(UNAVAILABLE, "away")], b=[b""])
-        client = Client("a:1,b:1", open_transport=cluster.open)
+async def test_a_failure_is_the_spans(spans: InMemorySpanExporter):
+    client, _ = one(RpcError(3, "etcdserver: key is not provided"))
+    with pytest.raises(StatusError):
         await get(client)
-        assert len(spans.get_finished_spans()) == 1
-        first, second = (cluster.members[name].calls[0][2] for name in "ab")
-        assert dict(first)["traceparent"] == dict(second)["traceparent"]
-
-    asyncio.run(main())
+    (call,) = spans.get_finished_spans()
+    assert (call.attributes["rpc.grpc.status_code"], call.status.is_ok) == (3, False)
 
 
-def test_off_means_off(spans: InMemorySpanExporter):
-    async def main() -> None:
-        client, cluster = one(tracing=False)
-        with trace.get_tracer_provider().get_tracer("program").start_as_current_span("work"):
-            await get(client)
-        assert cluster.members["a"].calls[0][2] == ()
-        assert [span.name for span in spans.get_finished_spans()] == ["work"]
+async def test_attempts_at_other_members_are_one_span(spans: InMemorySpanExporter):
+    cluster = FakeCluster(a=[RpcError(UNAVAILABLE, "away")], b=[b""])
+    client = Client("a:1,b:1", open_transport=cluster.open)
+    await get(client)
+    assert len(spans.get_finished_spans()) == 1
+    first, second = (cluster.members[name].calls[0][2] for name in "ab")
+    assert dict(first)["traceparent"] == dict(second)["traceparent"]
 
-    asyncio.run(main())
+
+async def test_off_means_off(spans: InMemorySpanExporter):
+    client, cluster = one(tracing=False)
+    with trace.get_tracer_provider().get_tracer("program").start_as_current_span("work"):
+        await get(client)
+    assert cluster.members["a"].calls[0][2] == ()
+    assert [span.name for span in spans.get_finished_spans()] == ["work"]
 
 
 @pytest.mark.parametrize("way", ["run", "run_taskless"])

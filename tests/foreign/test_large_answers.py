@@ -225,7 +225,7 @@ def test_a_slow_reader_on_grpcio_gets_every_chunk_and_event(one: Store) -> None:
 
 @pytest.mark.long
 @ONE_MEMBER
-def test_a_slow_reader_on_our_own_channel_gets_every_chunk_and_event(one: Store) -> None:
+async def test_a_slow_reader_on_our_own_channel_gets_every_chunk_and_event(one: Store) -> None:
     (size,) = LARGEST
     one.start_of(size)
     request = rpc_pb2.RangeRequest(key=size.prefix.encode(), range_end=size.prefix[:-1].encode() + b"0")
@@ -239,20 +239,17 @@ def test_a_slow_reader_on_our_own_channel_gets_every_chunk_and_event(one: Store)
                 yield part
                 await asyncio.sleep(READER_PAUSE_S)
 
-    async def read() -> None:
-        async with Channel(one.cluster.endpoints[0]) as channel:
-            parts = [part async for part in taken(channel, RANGE_STREAM, request.SerializeToString())]
-            kvs = (kv for part in parts for kv in rpc_pb2.RangeStreamResponse.FromString(part).range_response.kvs)
-            assert digest_of(kv.value for kv in kvs) == size.digest()
-            values: list[bytes] = []
-            async with contextlib.aclosing(taken(channel, WATCH, _watch_request(one, size))) as responses:
-                async for response in responses:
-                    values.extend(_values([response]))
-                    if len(values) == size.values:
-                        break
-            assert digest_of(values) == size.digest()
-
-    asyncio.run(read())
+    async with Channel(one.cluster.endpoints[0]) as channel:
+        parts = [part async for part in taken(channel, RANGE_STREAM, request.SerializeToString())]
+        kvs = (kv for part in parts for kv in rpc_pb2.RangeStreamResponse.FromString(part).range_response.kvs)
+        assert digest_of(kv.value for kv in kvs) == size.digest()
+        values: list[bytes] = []
+        async with contextlib.aclosing(taken(channel, WATCH, _watch_request(one, size))) as responses:
+            async for response in responses:
+                values.extend(_values([response]))
+                if len(values) == size.values:
+                    break
+        assert digest_of(values) == size.digest()
 
 
 def _watch_request(store: Store, size: Size) -> bytes:

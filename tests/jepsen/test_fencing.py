@@ -77,16 +77,13 @@ def guarded(key: str, value: str, held: KeyValue) -> Request:
 
 @pytest.mark.long
 @pytest.mark.parametrize("system", SYSTEMS)
-def test_a_stalled_holder_destroys_an_update_unless_it_is_fenced(system: str, tmp_runs: Path) -> None:
-    async def scenario() -> None:
-        async with staged(system, tmp_runs) as stage:
-            written, history = await stalled(stage)
-        assert not written
-        assert lock.lost(history, "fenced") == []
-        assert lock.lost(history, "plain") == ["b"]
-        assert lock.check(history) == []
-
-    asyncio.run(scenario())
+async def test_a_stalled_holder_destroys_an_update_unless_it_is_fenced(system: str, tmp_runs: Path) -> None:
+    async with staged(system, tmp_runs) as stage:
+        written, history = await stalled(stage)
+    assert not written
+    assert lock.lost(history, "fenced") == []
+    assert lock.lost(history, "plain") == ["b"]
+    assert lock.check(history) == []
 
 
 async def outwaited(stage: Stage, wait: type[Lock] | type[Campaign]) -> tuple[str, History]:
@@ -139,13 +136,10 @@ OUTWAITED = [
 
 
 @pytest.mark.parametrize(("system", "wait", "rules"), long_except(OUTWAITED, OUTWAITED[:1]))
-def test_a_waiter_that_outlives_its_lease_does_not_hold(
+async def test_a_waiter_that_outlives_its_lease_does_not_hold(
     system: str, wait: type[Lock] | type[Campaign], rules: list[str], tmp_runs: Path
 ) -> None:
-    async def scenario() -> None:
-        async with staged(system, tmp_runs) as stage:
-            kind, history = await outwaited(stage, wait)
-        assert [violation.rule for violation in lock.check(history)] == rules
-        assert (kind == "ok") == bool(rules)
-
-    asyncio.run(scenario())
+    async with staged(system, tmp_runs) as stage:
+        kind, history = await outwaited(stage, wait)
+    assert [violation.rule for violation in lock.check(history)] == rules
+    assert (kind == "ok") == bool(rules)

@@ -101,19 +101,15 @@ def test_heal_may_reset_cut_connections() -> None:
 
 
 @pytest.mark.parametrize("turns", range(6))
-def test_a_connection_ends_with_the_network_however_young_it_is(turns: int) -> None:
+async def test_a_connection_ends_with_the_network_however_young_it_is(turns: int) -> None:
     """A relay cancelled before its first step used to leave its connection open."""
-
-    async def scenario() -> None:
-        async with echoing(1) as (network, relay_port):
-            with socket.create_connection(("127.0.0.1", relay_port), LONG_S) as dialler:
-                for _ in range(turns):
-                    await asyncio.sleep(0)
-                await network.close()
-                with contextlib.suppress(ConnectionError):
-                    assert await asyncio.to_thread(dialler.recv, 1) == b""
-
-    asyncio.run(scenario())
+    async with echoing(1) as (network, relay_port):
+        with socket.create_connection(("127.0.0.1", relay_port), LONG_S) as dialler:
+            for _ in range(turns):
+                await asyncio.sleep(0)
+            await network.close()
+            with contextlib.suppress(ConnectionError):
+                assert await asyncio.to_thread(dialler.recv, 1) == b""
 
 
 @pytest.mark.long
@@ -151,31 +147,25 @@ def test_heal_may_end_cut_connection_at_one_end() -> None:
     assert sorted(set(map(tuple, found))) == [(False, False), (True, False), (True, True)]
 
 
-def test_a_cut_between_others_lets_this_pass() -> None:
-    async def scenario() -> None:
-        async with echoing(1) as (network, relay_port):
-            network.cut(both_ways([(2, 3), (2, CLIENTS)]))
-            reader, writer = await asyncio.open_connection("127.0.0.1", relay_port)
-            assert await said(reader, writer, b"one") == b"one"
-            writer.close()
-
-    asyncio.run(scenario())
+async def test_a_cut_between_others_lets_this_pass() -> None:
+    async with echoing(1) as (network, relay_port):
+        network.cut(both_ways([(2, 3), (2, CLIENTS)]))
+        reader, writer = await asyncio.open_connection("127.0.0.1", relay_port)
+        assert await said(reader, writer, b"one") == b"one"
+        writer.close()
 
 
-def test_a_reset_breaks_connections_and_new_ones_work() -> None:
-    async def scenario() -> None:
-        async with echoing(1) as (network, relay_port):
-            reader, writer = await asyncio.open_connection("127.0.0.1", relay_port)
-            assert await said(reader, writer, b"one") == b"one"
-            network.reset()
-            with contextlib.suppress(ConnectionError):
-                assert await asyncio.wait_for(reader.read(100), LONG_S) == b""
-            writer.close()
-            reader, writer = await asyncio.open_connection("127.0.0.1", relay_port)
-            assert await said(reader, writer, b"two") == b"two"
-            writer.close()
-
-    asyncio.run(scenario())
+async def test_a_reset_breaks_connections_and_new_ones_work() -> None:
+    async with echoing(1) as (network, relay_port):
+        reader, writer = await asyncio.open_connection("127.0.0.1", relay_port)
+        assert await said(reader, writer, b"one") == b"one"
+        network.reset()
+        with contextlib.suppress(ConnectionError):
+            assert await asyncio.wait_for(reader.read(100), LONG_S) == b""
+        writer.close()
+        reader, writer = await asyncio.open_connection("127.0.0.1", relay_port)
+        assert await said(reader, writer, b"two") == b"two"
+        writer.close()
 
 
 class Noted(Network):

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import pytest
 
 from raftkv.loop.cycle_free import GC_THRESHOLDS, PUTS_A_PASS, collect_in_small_passes, look_at_young_objects
-from tests.rpc.loop import on_loop, until
+from tests.rpc.loop import until
 
 KEPT = 400_000
 YOUNG_MAX = GC_THRESHOLDS[0] * (GC_THRESHOLDS[1] + 3)
@@ -66,7 +66,6 @@ def _is_young(one: object) -> bool:
 
 
 @pytest.mark.long
-@on_loop
 async def test_growing_heap_is_examined_early(passes: list[int]) -> None:
     """A list grows while hardly an object is made, as the revisions of a key do: its content would be followed once."""
     gc.disable()  # nothing but the timer collects

@@ -75,65 +75,59 @@ def test_a_failed_flush_does_not_stop_the_others() -> None:
     assert len(scheduled) == 1, "the cork is not held by the failure"
 
 
-def test_messages_that_a_stream_sends_at_once_are_in_order() -> None:
-    async def scenario() -> None:
-        server = Server()
-        got: list[bytes] = []
-        begun, ended = asyncio.Event(), asyncio.Event()
+async def test_messages_that_a_stream_sends_at_once_are_in_order() -> None:
+    server = Server()
+    got: list[bytes] = []
+    begun, ended = asyncio.Event(), asyncio.Event()
 
-        def listen(message: bytes) -> None:
-            got.append(message)
-            begun.set()
+    def listen(message: bytes) -> None:
+        got.append(message)
+        begun.set()
 
-        async def take(call: StreamCall) -> None:
-            call.deliver_to(listen)
-            assert await call.receive() is None
-            ended.set()
+    async def take(call: StreamCall) -> None:
+        call.deliver_to(listen)
+        assert await call.receive() is None
+        ended.set()
 
-        server.stream("/test.Echo/Take", take)
+    server.stream("/test.Echo/Take", take)
 
-        async def use(channel: Channel) -> None:
-            stream = channel.stream("/test.Echo/Take", timeout_s=90.0)
-            await stream.send(b"0")  # connects
-            await begun.wait()
-            stream.send_at_once([b"1", b"2"])
-            stream.half_close()
-            await asyncio.wait_for(ended.wait(), 90)
-            assert got == [b"0", b"1", b"2"]
+    async def use(channel: Channel) -> None:
+        stream = channel.stream("/test.Echo/Take", timeout_s=90.0)
+        await stream.send(b"0")  # connects
+        await begun.wait()
+        stream.send_at_once([b"1", b"2"])
+        stream.half_close()
+        await asyncio.wait_for(ended.wait(), 90)
+        assert got == [b"0", b"1", b"2"]
 
-        await _with_channel(server, use)
-
-    asyncio.run(scenario())
+    await _with_channel(server, use)
 
 
-def test_a_listener_gets_what_came_before_it() -> None:
-    async def scenario() -> None:
-        server = Server()
-        got: list[bytes] = []
-        sent = asyncio.Event()
+async def test_a_listener_gets_what_came_before_it() -> None:
+    server = Server()
+    got: list[bytes] = []
+    sent = asyncio.Event()
 
-        async def take(call: StreamCall) -> None:
-            first = await call.receive()
-            assert first is not None
-            got.append(first)
-            await sent.wait()
-            call.deliver_to(got.append)
-            await call.receive()
+    async def take(call: StreamCall) -> None:
+        first = await call.receive()
+        assert first is not None
+        got.append(first)
+        await sent.wait()
+        call.deliver_to(got.append)
+        await call.receive()
 
-        server.stream("/test.Echo/Take", take)
+    server.stream("/test.Echo/Take", take)
 
-        async def use(channel: Channel) -> None:
-            stream = channel.stream("/test.Echo/Take", timeout_s=90.0)
-            for number in (b"1", b"2", b"3"):
-                await stream.send(number)
-            stream.half_close()
-            sent.set()
-            assert await stream.receive() is None
-            assert got == [b"1", b"2", b"3"]
+    async def use(channel: Channel) -> None:
+        stream = channel.stream("/test.Echo/Take", timeout_s=90.0)
+        for number in (b"1", b"2", b"3"):
+            await stream.send(number)
+        stream.half_close()
+        sent.set()
+        assert await stream.receive() is None
+        assert got == [b"1", b"2", b"3"]
 
-        await _with_channel(server, use)
-
-    asyncio.run(scenario())
+    await _with_channel(server, use)
 
 
 def test_a_pass_ends_with_what_was_deferred_and_what_that_touched() -> None:

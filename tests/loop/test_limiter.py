@@ -14,7 +14,7 @@ from raftkv.rpc.server.http import HttpRequest, HttpResponse
 from raftkv.rpc.server.server import HTTP_IN_A_TURN
 from tests.rpc import raw
 from tests.rpc import services as s
-from tests.rpc.loop import on_loop, until
+from tests.rpc.loop import until
 
 IN_A_TURN = 10
 
@@ -29,7 +29,6 @@ async def _sizes(limiter: Limiter, called: list[int]) -> list[int]:
     return sizes
 
 
-@on_loop
 async def test_callbacks_run_in_order_a_few_in_a_turn() -> None:
     limiter, called = Limiter(IN_A_TURN), list[int]()
     for number in range(35):
@@ -39,7 +38,6 @@ async def test_callbacks_run_in_order_a_few_in_a_turn() -> None:
     assert called == list(range(35))
 
 
-@on_loop
 async def test_the_first_of_many_are_called_at_once_unless_others_wait() -> None:
     limiter, called = Limiter(IN_A_TURN), list[int]()
     limiter.begin(partial(called.append, number) for number in range(15))
@@ -50,7 +48,6 @@ async def test_the_first_of_many_are_called_at_once_unless_others_wait() -> None
     assert called == list(range(25))
 
 
-@on_loop
 async def test_a_callback_is_called_once_until_it_is_added_again() -> None:
     limiter, called = Limiter(IN_A_TURN), list[int]()
     again = partial(called.append, 1)
@@ -61,7 +58,6 @@ async def test_a_callback_is_called_once_until_it_is_added_again() -> None:
     assert await _sizes(limiter, called) == [1]
 
 
-@on_loop
 async def test_callback_added_by_a_callback_waits_for_the_next_turn() -> None:
     limiter, called = Limiter(IN_A_TURN), list[int]()
     limiter.begin([lambda: limiter.add(partial(called.append, 1), MEMBER)])
@@ -69,7 +65,6 @@ async def test_callback_added_by_a_callback_waits_for_the_next_turn() -> None:
     assert await _sizes(limiter, called) == [1]
 
 
-@on_loop
 async def test_cleared_callback_is_not_called() -> None:
     limiter, called = Limiter(IN_A_TURN), list[int]()
     limiter.begin([partial(called.append, 1), limiter.clear, partial(called.append, 2)])
@@ -82,7 +77,6 @@ async def test_cleared_callback_is_not_called() -> None:
     assert await _sizes(limiter, called) == [1]
 
 
-@on_loop
 async def test_others_are_called_though_one_has_failed() -> None:
     limiter, called, failures = Limiter(IN_A_TURN), list[int](), list[str]()
     asyncio.get_running_loop().set_exception_handler(lambda _, context: failures.append(str(context["exception"])))
@@ -99,7 +93,6 @@ async def test_others_are_called_though_one_has_failed() -> None:
 MANY = 100
 
 
-@on_loop
 async def test_cancelled_callers_leave_the_line() -> None:
     limiter = Limiter(1)
     assert limiter.try_enter()
@@ -111,7 +104,6 @@ async def test_cancelled_callers_leave_the_line() -> None:
     assert len(limiter) == 0
 
 
-@on_loop
 async def test_so_many_enter_in_a_turn_in_the_order_in_which_they_came() -> None:
     limiter, entered = Limiter(IN_A_TURN), list[int]()
 
@@ -134,7 +126,6 @@ async def test_so_many_enter_in_a_turn_in_the_order_in_which_they_came() -> None
     assert len(limiter) == 0
 
 
-@on_loop
 async def test_newcomer_enters_when_the_last_waiters_go_on() -> None:
     for turns_later in range(6):
         limiter = Limiter(1)
@@ -146,7 +137,6 @@ async def test_newcomer_enters_when_the_last_waiters_go_on() -> None:
         await waiting
 
 
-@on_loop
 async def test_large_request_takes_many_places_and_keeps_its_turn() -> None:
     limiter, entered = Limiter(IN_A_TURN), list[int]()
     weights = [1, 1, 3 * IN_A_TURN, 4, 4, 4, 1, 9, 1]
@@ -168,7 +158,6 @@ async def test_large_request_takes_many_places_and_keeps_its_turn() -> None:
 @pytest.mark.parametrize(
     ("target", "in_a_turn"), [("/x", HTTP_IN_A_TURN), ("/x?" + "&a" * 4_000, 2)], ids=["short", "long"]
 )
-@on_loop
 async def test_plain_requests_of_either_version_are_begun_a_few_in_a_turn(target: str, in_a_turn: int) -> None:
     """Fewer, if they have much to look at: to read 64 queries of 32 KB took 0.4 s."""
     turn, begun = 0, Counter[int]()
@@ -202,7 +191,6 @@ async def test_plain_requests_of_either_version_are_begun_a_few_in_a_turn(target
 
 
 @pytest.mark.parametrize("flood", [2 * IN_A_TURN, 100 * IN_A_TURN])
-@on_loop
 async def test_a_flood_of_one_identity_delays_another_by_a_turn(flood: int) -> None:
     limiter, called = Limiter(IN_A_TURN), list[str]()
     for number in range(flood):

@@ -9,11 +9,9 @@ from typing import Any
 import pytest
 
 from raftkv.loop.outcomes import outcome_of
-from tests.rpc.loop import on_loop
 
 
 @pytest.mark.parametrize("is_late", [True, False], ids=["fails later", "has failed"])
-@on_loop
 async def test_failure_without_a_caller_is_not_reported(is_late: bool) -> None:
     """Python 3.14 reports one that was shielded, and every version one whose exception was never retrieved."""
     reported: list[dict[str, Any]] = []

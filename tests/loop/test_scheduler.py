@@ -303,28 +303,25 @@ def test_sorting_pauses_after_each_run() -> None:
 
 
 @pytest.mark.parametrize(("at_once", "expected"), [(True, ["aa", "aa", "a"]), (False, ["", "aa", "aa", "a"])])
-def test_urgent_work_does_not_wait(clock: Clock, at_once: bool, expected: list[str]) -> None:
-    async def main() -> None:
-        jobs = Jobs(clock)
-        others = [jobs.start("s", 100, 1) for _ in range(module.SHORT_ACTIVE_MAX + 1)]
-        del jobs.did[:]
+async def test_urgent_work_does_not_wait(clock: Clock, at_once: bool, expected: list[str]) -> None:
+    jobs = Jobs(clock)
+    others = [jobs.start("s", 100, 1) for _ in range(module.SHORT_ACTIVE_MAX + 1)]
+    del jobs.did[:]
 
-        def work() -> Work[None]:
-            for _ in range(5):
-                clock.now += 0.0005
-                jobs.did.append("a")
-                yield
+    def work() -> Work[None]:
+        for _ in range(5):
+            clock.now += 0.0005
+            jobs.did.append("a")
+            yield
 
-        assert jobs.slices.is_late
-        jobs.slices.run_ahead(work, jobs.errors.append, at_once=at_once)
-        seen = ["".join(jobs.did)]
-        async for did in jobs.passes():
-            seen.append(did.replace("s", ""))
-            assert did.startswith(seen[-1])
-            if len(seen) == len(expected):
-                break
-        assert seen == expected
-        for job in others:
-            job.cancel()
-
-    asyncio.run(main())
+    assert jobs.slices.is_late
+    jobs.slices.run_ahead(work, jobs.errors.append, at_once=at_once)
+    seen = ["".join(jobs.did)]
+    async for did in jobs.passes():
+        seen.append(did.replace("s", ""))
+        assert did.startswith(seen[-1])
+        if len(seen) == len(expected):
+            break
+    assert seen == expected
+    for job in others:
+        job.cancel()

@@ -80,23 +80,20 @@ def names(path: Path) -> set[str]:
     return {file.name for file in path.iterdir()} if path.exists() else set()
 
 
-def test_closed_segments_are_archived_and_only_then_deleted(tmp_path: Path) -> None:
-    async def work() -> None:
-        log = Log(tmp_path, store_in(ArchiveDirectory(tmp_path / "archive")))
-        log.write(40)
-        before = {name: (tmp_path / "wal" / name).read_bytes() for name in log.wal.segments[:-1]}
-        log.release()
-        assert set(before) <= set(log.wal.segments), "a segment went before it was archived"
-        task = asyncio.create_task(log.archiver.run())
-        await until(lambda: set(before) <= names(tmp_path / "archive"))
-        await until(lambda: metric(log.archiver, "raftkv_wal_archive_waiting") == 0)
-        log.release()
-        assert not set(before) & set(log.wal.segments)
-        assert {name: (tmp_path / "archive" / name).read_bytes() for name in before} == before
-        task.cancel()
-        log.close()
-
-    run(work)
+async def test_closed_segments_are_archived_and_only_then_deleted(tmp_path: Path) -> None:
+    log = Log(tmp_path, store_in(ArchiveDirectory(tmp_path / "archive")))
+    log.write(40)
+    before = {name: (tmp_path / "wal" / name).read_bytes() for name in log.wal.segments[:-1]}
+    log.release()
+    assert set(before) <= set(log.wal.segments), "a segment went before it was archived"
+    task = asyncio.create_task(log.archiver.run())
+    await until(lambda: set(before) <= names(tmp_path / "archive"))
+    await until(lambda: metric(log.archiver, "raftkv_wal_archive_waiting") == 0)
+    log.release()
+    assert not set(before) & set(log.wal.segments)
+    assert {name: (tmp_path / "archive" / name).read_bytes() for name in before} == before
+    task.cancel()
+    log.close()
 
 
 def test_files_are_private_and_zeros_take_no_room(tmp_path: Path) -> None:
@@ -172,83 +169,70 @@ def test_a_failing_archive_is_retried_and_delays_no_call(tmp_path: Path, caplog)
     assert "archiving works again" in caplog.text
 
 
-def test_beyond_the_budget_the_oldest_go_and_the_gap_is_told(tmp_path: Path, caplog) -> None:
-    async def work() -> None:
-        archive, broken = ArchiveDirectory(tmp_path / "archive"), True
+async def test_beyond_the_budget_the_oldest_go_and_the_gap_is_told(tmp_path: Path, caplog) -> None:
+    archive, broken = ArchiveDirectory(tmp_path / "archive"), True
 
-        async def store(path: Path) -> None:
-            if broken:
-                raise StorageError("the archive is away")
-            archive.store(path)
+    async def store(path: Path) -> None:
+        if broken:
+            raise StorageError("the archive is away")
+        archive.store(path)
 
-        log = Log(tmp_path, store, held_bytes=2 * SEGMENT_BYTES)
-        task = asyncio.create_task(log.archiver.run())
-        log.write(20)
-        await until(lambda: metric(log.archiver, "raftkv_wal_archive_failures_total") >= 1)
-        log.write(100)
-        oldest = log.wal.segments[0]
+    log = Log(tmp_path, store, held_bytes=2 * SEGMENT_BYTES)
+    task = asyncio.create_task(log.archiver.run())
+    log.write(20)
+    await until(lambda: metric(log.archiver, "raftkv_wal_archive_failures_total") >= 1)
+    log.write(100)
+    oldest = log.wal.segments[0]
 
-        def dropped() -> bool:
-            log.release()
-            return oldest not in log.wal.segments
+    def dropped() -> bool:
+        log.release()
+        return oldest not in log.wal.segments
 
-        await until(dropped)
-        assert len(log.wal.segments) >= 3, "what the budget allows is still there"
-        assert metric(log.archiver, "raftkv_wal_archive_gaps_total") == 0
-        broken = False
-        await until(lambda: metric(log.archiver, "raftkv_wal_archive_waiting") == 0)
-        assert metric(log.archiver, "raftkv_wal_archive_gaps_total") == 1
-        task.cancel()
-        log.close()
-
-    run(work)
+    await until(dropped)
+    assert len(log.wal.segments) >= 3, "what the budget allows is still there"
+    assert metric(log.archiver, "raftkv_wal_archive_gaps_total") == 0
+    broken = False
+    await until(lambda: metric(log.archiver, "raftkv_wal_archive_waiting") == 0)
+    assert metric(log.archiver, "raftkv_wal_archive_gaps_total") == 1
+    task.cancel()
+    log.close()
     assert "the log archive has a gap" in caplog.text
 
 
-def test_the_open_segment_is_closed_after_its_time(tmp_path: Path) -> None:
-    async def work() -> None:
-        log = Log(tmp_path, store_in(ArchiveDirectory(tmp_path / "archive")), timeout_s=0.01)
-        task = asyncio.create_task(log.archiver.run())
-        await until(lambda: log.archiver._marked_index == 0)
-        log.write(1)
-        first = log.wal.segments[0]
-        await until(lambda: first in names(tmp_path / "archive"))
-        assert len(log.wal.segments) == 2
-        await asyncio.sleep(0.05)  # five times the timeout: an idle log is not cut
-        assert len(log.wal.segments) == 2
-        task.cancel()
-        assert log.failed == []
-        log.close()
-
-    run(work)
+async def test_the_open_segment_is_closed_after_its_time(tmp_path: Path) -> None:
+    log = Log(tmp_path, store_in(ArchiveDirectory(tmp_path / "archive")), timeout_s=0.01)
+    task = asyncio.create_task(log.archiver.run())
+    await until(lambda: log.archiver._marked_index == 0)
+    log.write(1)
+    first = log.wal.segments[0]
+    await until(lambda: first in names(tmp_path / "archive"))
+    assert len(log.wal.segments) == 2
+    await asyncio.sleep(0.05)  # five times the timeout: an idle log is not cut
+    assert len(log.wal.segments) == 2
+    task.cancel()
+    assert log.failed == []
+    log.close()
 
 
-def test_a_member_that_stops_archives_its_open_segment(tmp_path: Path) -> None:
-    async def work() -> None:
-        log = Log(tmp_path, store_in(ArchiveDirectory(tmp_path / "archive")))
-        log.write(3)
-        (name,) = log.wal.segments
-        log.disk.close()
-        await log.archiver.finish()
-        assert names(tmp_path / "archive") == {name, f"{name}.marks"}
-        last = (tmp_path / "archive" / f"{name}.marks").read_text().splitlines(keepends=True)[-1]
-        assert (Mark.parse(last).index, Mark.parse(last).revision) == (3, 4)
-        log.wal.close()
-
-    run(work)
+async def test_a_member_that_stops_archives_its_open_segment(tmp_path: Path) -> None:
+    log = Log(tmp_path, store_in(ArchiveDirectory(tmp_path / "archive")))
+    log.write(3)
+    (name,) = log.wal.segments
+    log.disk.close()
+    await log.archiver.finish()
+    assert names(tmp_path / "archive") == {name, f"{name}.marks"}
+    last = (tmp_path / "archive" / f"{name}.marks").read_text().splitlines(keepends=True)[-1]
+    assert (Mark.parse(last).index, Mark.parse(last).revision) == (3, 4)
+    log.wal.close()
 
 
-def test_a_stop_does_not_wait_for_an_archive_that_hangs(tmp_path: Path, monkeypatch, caplog) -> None:
+async def test_a_stop_does_not_wait_for_an_archive_that_hangs(tmp_path: Path, monkeypatch, caplog) -> None:
     monkeypatch.setattr(module, "LAST_SEGMENT_S", 0.02)
-
-    async def work() -> None:
-        log = Log(tmp_path, store_by("exec sleep 600"))
-        log.write(3)
-        log.disk.close()
-        await log.archiver.finish()
-        log.wal.close()
-
-    run(work)
+    log = Log(tmp_path, store_by("exec sleep 600"))
+    log.write(3)
+    log.disk.close()
+    await log.archiver.finish()
+    log.wal.close()
     assert "stopped before the last segments were archived, the next start archives them" in caplog.text
 
 
@@ -274,26 +258,22 @@ def test_restart_continues_from_archive_position(tmp_path: Path) -> None:
     )
 
 
-def test_damaged_segment_is_told_of_when_it_is_archived(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+async def test_damaged_segment_is_told_of_when_it_is_archived(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """The archive had its damage too, the log let go of it, and a restore was the first to find out."""
-
-    async def work() -> None:
-        log = Log(tmp_path, store_in(ArchiveDirectory(tmp_path / "archive")))
-        log.write(40)
-        name = log.wal.segments[1]
-        data = bytearray((tmp_path / "wal" / name).read_bytes())
-        data[len(data) // 2] ^= 1
-        (tmp_path / "wal" / name).write_bytes(data)
-        task = asyncio.create_task(log.archiver.run())
-        await until(lambda: metric(log.archiver, "raftkv_wal_archive_waiting") == 0)
-        assert metric(log.archiver, "raftkv_wal_archive_gaps_total") == 1
-        (line,) = [record.getMessage() for record in caplog.records if record.levelno == logging.ERROR]
-        assert line.startswith(f"the log archive has a gap: write-ahead log {tmp_path / 'wal' / name} is damaged")
-        assert (tmp_path / "archive" / name).read_bytes() == data, "what can be read of it is kept"
-        task.cancel()
-        log.close()
-
-    run(work)
+    log = Log(tmp_path, store_in(ArchiveDirectory(tmp_path / "archive")))
+    log.write(40)
+    name = log.wal.segments[1]
+    data = bytearray((tmp_path / "wal" / name).read_bytes())
+    data[len(data) // 2] ^= 1
+    (tmp_path / "wal" / name).write_bytes(data)
+    task = asyncio.create_task(log.archiver.run())
+    await until(lambda: metric(log.archiver, "raftkv_wal_archive_waiting") == 0)
+    assert metric(log.archiver, "raftkv_wal_archive_gaps_total") == 1
+    (line,) = [record.getMessage() for record in caplog.records if record.levelno == logging.ERROR]
+    assert line.startswith(f"the log archive has a gap: write-ahead log {tmp_path / 'wal' / name} is damaged")
+    assert (tmp_path / "archive" / name).read_bytes() == data, "what can be read of it is kept"
+    task.cancel()
+    log.close()
 
 
 def test_no_flipped_bit_lets_segments_go_that_are_not_archived(tmp_path: Path) -> None:
@@ -372,16 +352,13 @@ def test_a_path_with_any_characters_is_one_word_to_the_command(folder: str, plac
     assert (tmp_path / "seg.copy").read_text() == "data"
 
 
-def test_command_gets_path_and_name_and_reports_failure(tmp_path: Path) -> None:
-    async def work() -> None:
-        source = tmp_path / "seg"
-        source.write_text("data")
-        await run_command(f"test $(basename %p) = %f && cp %p {tmp_path}/%f.100%%", source)
-        assert (tmp_path / "seg.100%").read_text() == "data"
-        with pytest.raises(StorageError, match="failed for seg with exit code 3: no room"):
-            await run_command("echo no room >&2; exit 3", source)
-
-    run(work)
+async def test_command_gets_path_and_name_and_reports_failure(tmp_path: Path) -> None:
+    source = tmp_path / "seg"
+    source.write_text("data")
+    await run_command(f"test $(basename %p) = %f && cp %p {tmp_path}/%f.100%%", source)
+    assert (tmp_path / "seg.100%").read_text() == "data"
+    with pytest.raises(StorageError, match="failed for seg with exit code 3: no room"):
+        await run_command("echo no room >&2; exit 3", source)
 
 
 @pytest.mark.parametrize(

@@ -7,10 +7,8 @@ from raftkv.errors import MemberRemovedError
 from raftkv.pb import rpc_pb2
 from raftkv.replica.membership.presence import Departure
 from tests.replica.node.node_world import World
-from tests.rpc.loop import on_loop
 
 
-@on_loop
 async def test_a_member_that_hears_its_leader_is_not_removed_by_the_word_of_another() -> None:
     """A survivor that was forced to go on alone said so when the network healed: a quorum stopped for good."""
     world, ended = World(check_quorum=True), []

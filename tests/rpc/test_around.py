@@ -11,7 +11,7 @@ from raftkv.rpc import Channel, Code, RpcError, Server, StreamCall, UnaryCall
 from raftkv.rpc.framing import frame
 from raftkv.rpc.server.router import Around, Kind
 from tests.rpc import raw
-from tests.rpc.loop import failure, on_loop, until
+from tests.rpc.loop import failure, until
 
 UNARY, LATER, BIDI = "/test.Around/Unary", "/test.Around/Later", "/test.Around/Bidi"
 
@@ -61,7 +61,6 @@ def observing(ends: list[tuple[int, bytes]]) -> Around:
     return around
 
 
-@on_loop
 async def test_every_kind_of_handler_is_wrapped_and_the_first_wrapper_is_outermost() -> None:
     told: list[Any] = []
     async with wrapped(noting(told, "outer"), noting(told, "inner")) as channel:
@@ -84,7 +83,6 @@ def test_without_wrappers_handlers_are_called_as_they_are() -> None:
     assert server.router.routes[UNARY.encode()].handler is handler
 
 
-@on_loop
 async def test_a_wrapper_refuses_calls_of_every_kind() -> None:
     def refuse(path: str, kind: Kind, handler: Callable[..., Any]) -> Callable[..., Any]:
         def unary(call: UnaryCall, message: bytes) -> None:
@@ -104,7 +102,6 @@ async def test_a_wrapper_refuses_calls_of_every_kind() -> None:
     assert ends == [(Code.PERMISSION_DENIED, b"")] * 3
 
 
-@on_loop
 async def test_an_observer_hears_once_how_each_call_ended() -> None:
     ends: list[tuple[int, bytes]] = []
     async with wrapped(observing(ends)) as channel:
@@ -125,7 +122,6 @@ async def test_an_observer_hears_once_how_each_call_ended() -> None:
         assert ends == [(Code.CANCELLED, b"")] * 2
 
 
-@on_loop
 async def test_an_observer_hears_of_a_deadline() -> None:
     ends: list[tuple[int, bytes]] = []
     async with wrapped(observing(ends)) as channel:
@@ -137,7 +133,6 @@ async def test_an_observer_hears_of_a_deadline() -> None:
         client.close()
 
 
-@on_loop
 async def test_a_call_that_is_aborted_is_answered_and_its_handler_cancelled() -> None:
     calls: list[Any] = []
     ended: list[str] = []
@@ -185,7 +180,6 @@ async def test_a_call_that_is_aborted_is_answered_and_its_handler_cancelled() ->
     await server.close()
 
 
-@on_loop
 async def test_a_message_that_a_wrapper_has_looked_at_comes_again() -> None:
     def look(path: str, kind: Kind, handler: Callable[..., Any]) -> Callable[..., Any]:
         async def stream(call: StreamCall) -> None:

@@ -13,7 +13,7 @@ import pytest
 from raftkv.rpc import Channel, ChannelOptions, ChannelState, Code
 from raftkv.rpc.framing import frame
 from tests.rpc.fake_server import OK_HEADERS, OK_TRAILERS, FakeConnection, fake_server
-from tests.rpc.loop import failure, on_loop, until
+from tests.rpc.loop import failure, until
 
 
 @contextlib.contextmanager
@@ -64,13 +64,11 @@ def answering(*pieces: bytes, trailers: Headers | None = OK_TRAILERS, headers: H
         (answering(frame(b"a"), trailers=((b"grpc-status", b"99"), (b"grpc-message", b"odd%20one"))), 99, "odd one"),
     ],
 )
-@on_loop
 async def test_answers_that_break_the_protocol(script: object, code: int, text: str) -> None:
     error = await error_for(script)
     assert (error.code, error.text, error.definite) == (code, text, False)
 
 
-@on_loop
 async def test_two_messages_in_two_frames() -> None:
     async def script(connection: FakeConnection) -> None:
         stream_id = await connection.request()
@@ -97,7 +95,6 @@ async def test_two_messages_in_two_frames() -> None:
         (500, Code.UNKNOWN),
     ],
 )
-@on_loop
 async def test_http_statuses_of_proxies(status: int, code: Code) -> None:
     head = ((b":status", b"%d" % status), (b"content-type", b"text/html"))
     error = await error_for(answering(b"<html>", headers=head, trailers=None))
@@ -105,13 +102,11 @@ async def test_http_statuses_of_proxies(status: int, code: Code) -> None:
     assert str(status) in error.text
 
 
-@on_loop
 async def test_content_type_that_is_not_grpc() -> None:
     error = await error_for(answering(b"hello", headers=((b":status", b"200"), (b"content-type", b"text/plain"))))
     assert error.code is Code.UNKNOWN
 
 
-@on_loop
 async def test_response_above_the_limit_is_refused_by_its_prefix() -> None:
     error = await error_for(answering(frame(bytes(11))), ChannelOptions(max_receive_message_bytes=10))
     assert (error.code, error.text) == (
@@ -131,7 +126,6 @@ async def test_response_above_the_limit_is_refused_by_its_prefix() -> None:
         (ngh2.ErrorCode.HTTP_1_1_REQUIRED, Code.UNKNOWN),
     ],
 )
-@on_loop
 async def test_resets(reset: ngh2.ErrorCode, code: Code) -> None:
     async def script(connection: FakeConnection) -> None:
         connection.h2.reset_stream(await connection.request(), reset)
@@ -142,7 +136,6 @@ async def test_resets(reset: ngh2.ErrorCode, code: Code) -> None:
     assert reset.name in error.text
 
 
-@on_loop
 async def test_a_stream_refused_once_is_tried_again() -> None:
     async def script(connection: FakeConnection) -> None:
         connection.h2.reset_stream(await connection.request(), ngh2.ErrorCode.REFUSED_STREAM)
@@ -153,7 +146,6 @@ async def test_a_stream_refused_once_is_tried_again() -> None:
         assert await channel.unary(PATH, b"", 20) == b"second time"
 
 
-@on_loop
 async def test_a_stream_refused_again_and_again_fails_and_is_definite() -> None:
     async def script(connection: FakeConnection) -> None:
         while True:
@@ -164,7 +156,6 @@ async def test_a_stream_refused_again_and_again_fails_and_is_definite() -> None:
     assert (error.code, error.definite) == (Code.UNAVAILABLE, True)
 
 
-@on_loop
 async def test_goaway_fails_what_lies_above_it_and_lets_the_rest_finish() -> None:
     answered = asyncio.Event()
 
@@ -184,7 +175,6 @@ async def test_goaway_fails_what_lies_above_it_and_lets_the_rest_finish() -> Non
         assert await first == b"first"
 
 
-@on_loop
 async def test_after_goaway_new_calls_go_to_a_new_connection() -> None:
     served: list[FakeConnection] = []
 
@@ -201,7 +191,6 @@ async def test_after_goaway_new_calls_go_to_a_new_connection() -> None:
         assert await channel.unary(PATH, b"", 20) == b"2"
 
 
-@on_loop
 async def test_connection_lost_after_the_request_left_is_not_definite() -> None:
     async def script(connection: FakeConnection) -> None:
         await connection.request()
@@ -211,7 +200,6 @@ async def test_connection_lost_after_the_request_left_is_not_definite() -> None:
     assert (error.code, error.definite) == (Code.UNAVAILABLE, False)
 
 
-@on_loop
 async def test_call_of_the_very_turn_in_which_the_connection_is_lost_is_definite() -> None:
     """Its bytes were never handed to the transport."""
 
@@ -230,7 +218,6 @@ async def test_call_of_the_very_turn_in_which_the_connection_is_lost_is_definite
         assert (await failure(unsent)).definite
 
 
-@on_loop
 async def test_port_that_says_nothing_is_a_failure_to_connect() -> None:
     with silent_port() as target:
         async with Channel(target, options=ChannelOptions(settings_timeout_s=0.05)) as channel:
@@ -238,7 +225,6 @@ async def test_port_that_says_nothing_is_a_failure_to_connect() -> None:
             assert (error.code, error.definite) == (Code.UNAVAILABLE, True)
 
 
-@on_loop
 async def test_deadline_before_a_connection_is_definite() -> None:
     with silent_port() as target:
         async with Channel(target) as channel:
@@ -246,7 +232,6 @@ async def test_deadline_before_a_connection_is_definite() -> None:
             assert (error.code, error.definite) == (Code.DEADLINE_EXCEEDED, True)
 
 
-@on_loop
 async def test_written_bytes_leave_at_once() -> None:
     """The kernel would keep a small piece back until the one before it is acknowledged (Nagle's algorithm)."""
     async with fake_server(answering(frame(b"here"))) as target, Channel(target) as channel:
@@ -257,7 +242,6 @@ async def test_written_bytes_leave_at_once() -> None:
         assert kept.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
 
 
-@on_loop
 async def test_several_targets_are_tried_in_turn() -> None:
     with silent_port() as dead:
         pass
@@ -269,7 +253,6 @@ async def test_several_targets_are_tried_in_turn() -> None:
             assert (error.code, error.definite) == (Code.UNAVAILABLE, True)
 
 
-@on_loop
 async def test_too_many_pings_halves_the_eagerness() -> None:
     async def script(connection: FakeConnection) -> None:
         await connection.request()
@@ -283,7 +266,6 @@ async def test_too_many_pings_halves_the_eagerness() -> None:
         call.cancel()
 
 
-@on_loop
 async def test_keepalive_gives_up_a_connection_that_has_gone_silent() -> None:
     async def script(connection: FakeConnection) -> None:
         await connection.request()
@@ -294,7 +276,6 @@ async def test_keepalive_gives_up_a_connection_that_has_gone_silent() -> None:
     assert (error.code, error.definite) == (Code.UNAVAILABLE, False)
 
 
-@on_loop
 async def test_keepalive_keeps_a_connection_that_answers() -> None:
     async def script(connection: FakeConnection) -> None:
         stream_id = await connection.request()
@@ -307,7 +288,6 @@ async def test_keepalive_keeps_a_connection_that_answers() -> None:
         assert await channel.unary(PATH, b"", 20) == b"after five pings"
 
 
-@on_loop
 async def test_calls_wait_for_a_free_stream_in_order_and_can_be_withdrawn() -> None:
     release = asyncio.Event()
 
@@ -329,7 +309,6 @@ async def test_calls_wait_for_a_free_stream_in_order_and_can_be_withdrawn() -> N
         assert [await call for call in (first, third, fourth)] == [b"1", b"3", b"4"]
 
 
-@on_loop
 async def test_queue_of_waiting_calls_is_bounded() -> None:
     with silent_port() as target:
         async with Channel(target, options=ChannelOptions(queued_calls=2)) as channel:
@@ -340,7 +319,6 @@ async def test_queue_of_waiting_calls_is_bounded() -> None:
             calls[1].cancel()
 
 
-@on_loop
 async def test_close_fails_everything() -> None:
     async def script(connection: FakeConnection) -> None:
         await connection.request()

@@ -10,7 +10,7 @@ from raftkv.rpc import Channel, ChannelOptions, Code, ServerLimits, StreamCall
 from tests.rpc import raw
 from tests.rpc import services as s
 from tests.rpc.fake_server import OK_HEADERS, FakeConnection, fake_server
-from tests.rpc.loop import failure, on_loop, until
+from tests.rpc.loop import failure, until
 
 KIB = 1024
 LIMITS = ServerLimits(
@@ -32,7 +32,6 @@ async def settled(value) -> int:
     return last
 
 
-@on_loop
 async def test_a_client_that_does_not_read_stops_its_own_handler_alone() -> None:
     async with s.pair(LIMITS, OPTIONS) as (echo, channel):
         stream = channel.stream(s.FLOOD)
@@ -50,7 +49,6 @@ async def test_a_client_that_does_not_read_stops_its_own_handler_alone() -> None
         await until(lambda: not echo.server._tasks)
 
 
-@on_loop
 async def test_a_handler_that_does_not_read_stops_its_client_alone() -> None:
     go_on, seen = asyncio.Event(), []
 
@@ -82,7 +80,6 @@ async def test_a_handler_that_does_not_read_stops_its_client_alone() -> None:
             await task
 
 
-@on_loop
 async def test_messages_larger_than_every_window_pass() -> None:
     async with s.pair(
         ServerLimits(stream_window_bytes=65_535, connection_window_bytes=65_535),
@@ -97,7 +94,6 @@ async def test_messages_larger_than_every_window_pass() -> None:
         stream.cancel()
 
 
-@on_loop
 async def test_windows_come_back_however_streams_end() -> None:
     """Cancelled, failed, unread and refused streams must not eat the connection's window bit by bit."""
     limits = ServerLimits(stream_window_bytes=65_535, connection_window_bytes=200_000, max_receive_message_bytes=60_000)
@@ -116,7 +112,6 @@ async def test_windows_come_back_however_streams_end() -> None:
             assert len(await channel.unary(s.UNARY, bytes(60_000), 20)) == 60_000
 
 
-@on_loop
 async def test_two_unread_streams_leave_room_for_a_third() -> None:
     async with s.pair(LIMITS, OPTIONS) as (echo, channel):
         streams = [channel.stream(s.FLOOD) for _ in range(4)]
@@ -127,7 +122,6 @@ async def test_two_unread_streams_leave_room_for_a_third() -> None:
             stream.cancel()
 
 
-@on_loop
 async def test_data_of_refused_calls_returns_to_the_window() -> None:
     """Whole frames, and frames that have come half when their call is answered: the client may send on for ever."""
     limits = ServerLimits(stream_window_bytes=65_535, connection_window_bytes=200_000, max_receive_message_bytes=10)
@@ -148,7 +142,6 @@ async def test_data_of_refused_calls_returns_to_the_window() -> None:
         client.close()
 
 
-@on_loop
 async def test_data_of_cancelled_calls_returns_to_the_clients_window() -> None:
     options = ChannelOptions(stream_window_bytes=65_535, connection_window_bytes=200_000)
     seen: list[int] = []

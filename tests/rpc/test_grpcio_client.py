@@ -13,7 +13,7 @@ import pytest
 
 from raftkv.rpc import ServerLimits
 from tests.rpc import services as s
-from tests.rpc.loop import on_loop, until
+from tests.rpc.loop import until
 
 MIB = 1024 * 1024
 BIG = ServerLimits(max_receive_message_bytes=8 * MIB)
@@ -36,7 +36,6 @@ def error_of(call: Callable[[], Any]) -> grpc.RpcError:
     return caught.value
 
 
-@on_loop
 async def test_unary() -> None:
     async with s.echo_server(BIG) as echo:
 
@@ -49,7 +48,6 @@ async def test_unary() -> None:
         await against(echo, use)
 
 
-@on_loop
 async def test_client_streaming() -> None:
     async with s.echo_server(BIG) as echo:
 
@@ -62,7 +60,6 @@ async def test_client_streaming() -> None:
         await against(echo, use)
 
 
-@on_loop
 async def test_server_streaming() -> None:
     async with s.echo_server() as echo:
 
@@ -74,7 +71,6 @@ async def test_server_streaming() -> None:
         await against(echo, use)
 
 
-@on_loop
 async def test_bidi_streaming_is_a_conversation() -> None:
     async with s.echo_server(BIG) as echo:
 
@@ -97,7 +93,6 @@ async def test_bidi_streaming_is_a_conversation() -> None:
         await against(echo, use)
 
 
-@on_loop
 async def test_status_text_details_and_trailers() -> None:
     async with s.echo_server() as echo:
 
@@ -111,7 +106,6 @@ async def test_status_text_details_and_trailers() -> None:
         await against(echo, use)
 
 
-@on_loop
 async def test_stream_that_fails_after_a_message() -> None:
     async with s.echo_server() as echo:
 
@@ -125,7 +119,6 @@ async def test_stream_that_fails_after_a_message() -> None:
         await against(echo, use)
 
 
-@on_loop
 async def test_unknown_paths() -> None:
     async with s.echo_server() as echo:
 
@@ -140,7 +133,6 @@ async def test_unknown_paths() -> None:
         await against(echo, use)
 
 
-@on_loop
 async def test_exceptions_in_handlers_are_internal_say_nothing_and_are_reported() -> None:
     async with s.echo_server() as echo:
 
@@ -156,7 +148,6 @@ async def test_exceptions_in_handlers_are_internal_say_nothing_and_are_reported(
         ]
 
 
-@on_loop
 async def test_metadata_reaches_the_handler() -> None:
     async with s.echo_server() as echo:
 
@@ -170,7 +161,6 @@ async def test_metadata_reaches_the_handler() -> None:
         assert "grpc-timeout" not in seen
 
 
-@on_loop
 async def test_message_above_the_limit() -> None:
     async with s.echo_server() as echo:
 
@@ -184,7 +174,6 @@ async def test_message_above_the_limit() -> None:
         await against(echo, use)
 
 
-@on_loop
 async def test_deadline_cancels_the_handler() -> None:
     async with s.echo_server() as echo:
 
@@ -199,7 +188,6 @@ async def test_deadline_cancels_the_handler() -> None:
         assert echo.hanging[0].cancelled
 
 
-@on_loop
 async def test_cancel_in_mid_stream_cancels_the_handler() -> None:
     async with s.echo_server() as echo:
         done = threading.Event()
@@ -222,7 +210,6 @@ async def test_cancel_in_mid_stream_cancels_the_handler() -> None:
         assert echo.reported == []
 
 
-@on_loop
 async def test_many_calls_at_once() -> None:
     async with s.echo_server() as echo:
 
@@ -234,7 +221,6 @@ async def test_many_calls_at_once() -> None:
         await against(echo, use)
 
 
-@on_loop
 async def test_as_many_calls_as_a_connection_may_have_wait_at_once() -> None:
     """gRPC's core opens the windows of each stream before it is answered: these updates are no attack."""
     limits = ServerLimits(max_concurrent_streams=2_000)
@@ -255,7 +241,6 @@ async def test_as_many_calls_as_a_connection_may_have_wait_at_once() -> None:
             both.create_task(against(echo, use))
 
 
-@on_loop
 async def test_a_call_survives_the_common_deadline_of_a_thousand_others() -> None:
     """Most of them wait for a stream until then: the channel sends them late, and resets them at once."""
     async with s.echo_server(ServerLimits(max_concurrent_streams=100, reset_burst=10, reset_per_s=1)) as echo:

@@ -8,13 +8,12 @@ import pytest
 
 from raftkv.rpc import Channel, ChannelState, Code, RpcError
 from tests.rpc import services as s
-from tests.rpc.loop import failure, on_loop, until
+from tests.rpc.loop import failure, until
 
 MIB = 1024 * 1024
 BIG_OPTIONS = (("grpc.max_receive_message_length", 8 * MIB),)
 
 
-@on_loop
 async def test_unary() -> None:
     with s.grpcio_server(options=BIG_OPTIONS) as server:
         async with Channel(server.target) as channel:
@@ -22,7 +21,6 @@ async def test_unary() -> None:
                 assert await channel.unary(s.UNARY, bytes(size), timeout_s=20) == bytes(size)
 
 
-@on_loop
 async def test_client_streaming() -> None:
     with s.grpcio_server(options=BIG_OPTIONS) as server:
         async with Channel(server.target) as channel:
@@ -35,7 +33,6 @@ async def test_client_streaming() -> None:
             assert (stream.done, stream.error) == (True, None)
 
 
-@on_loop
 async def test_server_streaming() -> None:
     with s.grpcio_server() as server:
         async with Channel(server.target) as channel:
@@ -45,7 +42,6 @@ async def test_server_streaming() -> None:
             assert [message async for message in stream] == [b"%d" % number for number in range(1000)]
 
 
-@on_loop
 async def test_bidi_streaming_is_a_conversation() -> None:
     with s.grpcio_server(options=BIG_OPTIONS) as server:
         async with Channel(server.target) as channel:
@@ -57,7 +53,6 @@ async def test_bidi_streaming_is_a_conversation() -> None:
             assert await stream.receive() is None
 
 
-@on_loop
 async def test_status_text_and_trailers() -> None:
     with s.grpcio_server() as server:
         async with Channel(server.target) as channel:
@@ -67,7 +62,6 @@ async def test_status_text_and_trailers() -> None:
             assert not error.definite
 
 
-@on_loop
 async def test_stream_that_fails_after_a_message() -> None:
     with s.grpcio_server() as server:
         async with Channel(server.target) as channel:
@@ -78,7 +72,6 @@ async def test_stream_that_fails_after_a_message() -> None:
             assert error.trailers == ((b"why", b"test"),)
 
 
-@on_loop
 async def test_metadata_reaches_the_handler() -> None:
     with s.grpcio_server() as server:
         async with Channel(server.target) as channel:
@@ -88,7 +81,6 @@ async def test_metadata_reaches_the_handler() -> None:
             assert "('blob-bin', b'\\x00\\xff')" in seen
 
 
-@on_loop
 async def test_deadline_ends_the_call_on_both_sides() -> None:
     with s.grpcio_server() as server:
         async with Channel(server.target) as channel:
@@ -102,7 +94,6 @@ async def test_deadline_ends_the_call_on_both_sides() -> None:
             assert error.code is Code.DEADLINE_EXCEEDED
 
 
-@on_loop
 async def test_cancelling_the_future_cancels_the_handler() -> None:
     with s.grpcio_server() as server:
         async with Channel(server.target) as channel:
@@ -115,7 +106,6 @@ async def test_cancelling_the_future_cancels_the_handler() -> None:
             assert await channel.unary(s.UNARY, b"still there", 20) == b"still there"
 
 
-@on_loop
 async def test_cancel_in_mid_stream_reaches_the_handler() -> None:
     with s.grpcio_server() as server:
         async with Channel(server.target) as channel:
@@ -127,7 +117,6 @@ async def test_cancel_in_mid_stream_reaches_the_handler() -> None:
             assert await asyncio.to_thread(server.cancelled.wait, 20)
 
 
-@on_loop
 async def test_a_thousand_calls_queue_behind_a_limit_of_ten_streams() -> None:
     with s.grpcio_server(options=(("grpc.max_concurrent_streams", 10),)) as server:
         async with Channel(server.target) as channel:
@@ -135,7 +124,6 @@ async def test_a_thousand_calls_queue_behind_a_limit_of_ten_streams() -> None:
             assert await asyncio.gather(*calls) == [b"%d" % number for number in range(1000)]
 
 
-@on_loop
 async def test_server_that_stops_and_comes_back() -> None:
     states: list[ChannelState] = []
     with s.grpcio_server() as server:

@@ -17,7 +17,7 @@ from raftkv.rpc.framing import frame
 from raftkv.rpc.server.http import Origins
 from tests.rpc import raw
 from tests.rpc import services as s
-from tests.rpc.loop import on_loop, until
+from tests.rpc.loop import until
 
 LIMITS = ServerLimits(http_body_bytes=1000, http1_header_bytes=4000)
 
@@ -66,7 +66,6 @@ async def exchange(target: str, request: bytes) -> bytes:
 CLOSE = b"Host: x\r\nConnection: close\r\n"
 
 
-@on_loop
 async def test_get() -> None:
     async with s.echo_server(LIMITS, handler) as echo:
         answer = await exchange(echo.target, b"GET /show?a=1&b HTTP/1.1\r\nX-Y: z\r\n" + CLOSE + b"\r\n")
@@ -87,7 +86,6 @@ async def test_get() -> None:
         (b"http://a:b@c.example/host", b"nothing here\n"),
     ],
 )
-@on_loop
 async def test_a_target_in_absolute_form_names_the_host(target: bytes, seen: bytes) -> None:
     """RFC 9112, 3.2.2: clients that take this server for their proxy send it, and the Host header counts no more."""
     async with s.echo_server(LIMITS, handler) as echo:
@@ -107,7 +105,6 @@ async def test_a_target_in_absolute_form_names_the_host(target: bytes, seen: byt
     ],
     ids=["plain", "in pieces", "failed", "not found", "HEAD", "one after another", "refused"],
 )
-@on_loop
 async def test_every_answer_has_a_date(request_: bytes) -> None:
     """RFC 9110, 6.6.1: an origin server that has a clock sends one, once."""
     before = int(time.time())
@@ -121,7 +118,6 @@ async def test_every_answer_has_a_date(request_: bytes) -> None:
         assert date.endswith(b" GMT")
 
 
-@on_loop
 async def test_head_has_the_length_and_no_body() -> None:
     async with s.echo_server(LIMITS, handler) as echo:
         answer = await exchange(echo.target, b"HEAD /show HTTP/1.1\r\n" + CLOSE + b"\r\n")
@@ -129,7 +125,6 @@ async def test_head_has_the_length_and_no_body() -> None:
     assert b"content-length: 8" in answer.lower()
 
 
-@on_loop
 async def test_bodies_by_length_and_in_chunks() -> None:
     async with s.echo_server(LIMITS, handler) as echo:
         post = b"POST /echo HTTP/1.1\r\n" + CLOSE
@@ -138,7 +133,6 @@ async def test_bodies_by_length_and_in_chunks() -> None:
         assert (await exchange(echo.target, chunked)).endswith(b"\r\n\r\nhello")
 
 
-@on_loop
 async def test_requests_follow_each_other_on_one_connection() -> None:
     async with s.echo_server(LIMITS, handler) as echo:
         one = b"POST /echo HTTP/1.1\r\nHost: x\r\nContent-Length: 1\r\n\r\n"
@@ -147,7 +141,6 @@ async def test_requests_follow_each_other_on_one_connection() -> None:
     assert answer.index(b"\r\n\r\na") < answer.index(b"\r\n\r\nb")
 
 
-@on_loop
 async def test_streamed_answer() -> None:
     async with s.echo_server(LIMITS, handler) as echo:
         answer = await exchange(echo.target, b"GET /stream HTTP/1.1\r\n" + CLOSE + b"\r\n")
@@ -156,7 +149,6 @@ async def test_streamed_answer() -> None:
     assert answer.endswith(b"0\r\n\r\n")
 
 
-@on_loop
 async def test_streamed_answer_that_breaks_is_cut_not_ended() -> None:
     async with s.echo_server(LIMITS, handler) as echo:
         answer = await exchange(echo.target, b"GET /broken-stream HTTP/1.1\r\n" + CLOSE + b"\r\n")
@@ -164,7 +156,6 @@ async def test_streamed_answer_that_breaks_is_cut_not_ended() -> None:
         assert [type(error) for _, error in echo.reported] == [ZeroDivisionError]
 
 
-@on_loop
 async def test_exception_is_500_and_says_nothing() -> None:
     async with s.echo_server(LIMITS, handler) as echo:
         answer = await exchange(echo.target, b"GET /raise HTTP/1.1\r\n" + CLOSE + b"\r\n")
@@ -190,7 +181,6 @@ async def test_exception_is_500_and_says_nothing() -> None:
         ),
     ],
 )
-@on_loop
 async def test_requests_that_are_refused(request_bytes: bytes, status: bytes) -> None:
     async with s.echo_server(LIMITS, handler) as echo:
         answer = await exchange(echo.target, request_bytes)
@@ -199,13 +189,11 @@ async def test_requests_that_are_refused(request_bytes: bytes, status: bytes) ->
         assert echo.reported == []
 
 
-@on_loop
 async def test_without_a_handler_everything_is_404() -> None:
     async with s.echo_server(LIMITS) as echo:
         assert (await exchange(echo.target, b"GET / HTTP/1.1\r\n" + CLOSE + b"\r\n")).startswith(b"HTTP/1.1 404")
 
 
-@on_loop
 async def test_expect_continue() -> None:
     async with s.echo_server(LIMITS, handler) as echo:
         host, _, port = echo.target.partition(":")
@@ -217,14 +205,12 @@ async def test_expect_continue() -> None:
         writer.close()
 
 
-@on_loop
 async def test_idle_connections_are_closed() -> None:
     async with s.echo_server(ServerLimits(http1_idle_timeout_s=0.05), handler) as echo:
         answer = await exchange(echo.target, b"GET /show HTTP/1.1\r\nHost: x\r\n\r\n")
         assert answer.startswith(b"HTTP/1.1 200")
 
 
-@on_loop
 async def test_drain_closes_after_the_request_under_way() -> None:
     started, go_on = asyncio.Event(), asyncio.Event()
 
@@ -243,7 +229,6 @@ async def test_drain_closes_after_the_request_under_way() -> None:
     assert b"connection: close" in answer.lower()
 
 
-@on_loop
 async def test_client_that_leaves_cancels_its_handler() -> None:
     started, cancelled = asyncio.Event(), asyncio.Event()
 
@@ -296,7 +281,6 @@ IN_CHUNKS = b"POST /late HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r
     ],
     ids=["one", "several", "1.0", "one and a part", "chunks", "large", "part of a head", "part of a body", "never"],
 )
-@on_loop
 async def test_a_half_closed_connection_gets_its_answer(octets: bytes, answers: list[bytes]) -> None:
     """Ask as BusyBox's nc, which is the only client of HTTP in many images, and asks there for ``/health``."""
     cancelled = []
@@ -335,7 +319,6 @@ async def answer_over_http2(client: raw.RawClient, stream_id: int) -> bytes:
             return body
 
 
-@on_loop
 async def test_plain_requests_over_http2() -> None:
     async with s.echo_server(LIMITS, handler) as echo:
         client = await raw.RawClient.connect(echo.target)
@@ -357,7 +340,6 @@ async def test_plain_requests_over_http2() -> None:
 
 
 @pytest.mark.parametrize("path", [b"/show", b"/stream"])
-@on_loop
 async def test_an_answer_to_head_over_http2_has_no_body(path: bytes) -> None:
     """RFC 9110, 9.3.2; one that never ends, such as the dashboard's figures, would never end either."""
     async with s.echo_server(LIMITS, handler) as echo:
@@ -367,7 +349,6 @@ async def test_an_answer_to_head_over_http2_has_no_body(path: bytes) -> None:
         client.close()
 
 
-@on_loop
 async def test_an_answer_over_http2_has_a_date() -> None:
     async with s.echo_server(LIMITS, handler) as echo:
         client = await raw.RawClient.connect(echo.target)
@@ -377,7 +358,6 @@ async def test_an_answer_over_http2_has_a_date() -> None:
         client.close()
 
 
-@on_loop
 async def test_content_type_that_is_not_grpc_without_a_handler_is_415() -> None:
     async with s.echo_server() as echo:
         client = await raw.RawClient.connect(echo.target)
@@ -389,7 +369,6 @@ async def test_content_type_that_is_not_grpc_without_a_handler_is_415() -> None:
         client.close()
 
 
-@on_loop
 async def test_a_call_from_a_web_page_reaches_no_handler() -> None:
     """Over both versions of HTTP: a browser names the page's origin, a client of gRPC never does."""
     async with s.echo_server(LIMITS, handler) as echo:
@@ -416,7 +395,6 @@ async def test_a_call_from_a_web_page_reaches_no_handler() -> None:
         assert (await exchange(echo.target, head + b"\r\n" + frame(b""))).startswith(b"HTTP/1.1 404 ")
 
 
-@on_loop
 async def test_a_handler_knows_whether_the_request_came_to_a_loopback_address() -> None:
     seen: list[bool] = []
 
@@ -433,7 +411,6 @@ async def test_a_handler_knows_whether_the_request_came_to_a_loopback_address() 
     assert seen == [True, True]
 
 
-@on_loop
 async def test_the_kernel_asks_for_clients_that_say_nothing() -> None:
     async with s.echo_server(LIMITS, handler) as echo:
         host, _, port = echo.target.partition(":")

@@ -12,7 +12,6 @@ import pytest
 from raftkv.rpc import HttpRequest, HttpResponse, ServerLimits
 from raftkv.rpc.server.known_heads import FIELDS_MAX, HEADS_MAX, KnownHeads, head_bytes, response_head
 from tests.rpc import services as s
-from tests.rpc.loop import on_loop
 
 FIELDS = [
     b"Content-Length: 3",
@@ -102,7 +101,6 @@ async def _handle(request: HttpRequest) -> HttpResponse:
     return HttpResponse(204 if request.path == "/none" else 200, b"" if request.path == "/none" else request.body)
 
 
-@on_loop
 async def test_known_requests_are_answered_as_unknown_ones() -> None:
     """The second request of each kind is known; a body that is cut in two is not."""
     async with s.echo_server(ServerLimits(), _handle) as echo:

@@ -14,10 +14,9 @@ from raftkv.rpc.server.http import HttpRequest, HttpResponse
 from raftkv.rpc.shares import identity_of
 from tests.rpc import raw
 from tests.rpc import services as s
-from tests.rpc.loop import failure, on_loop, until
+from tests.rpc.loop import failure, until
 
 
-@on_loop
 async def test_an_answer_may_come_later_from_the_loop() -> None:
     async with s.pair() as (echo, channel):
         call = channel.unary(s.HANG, b"", 20)
@@ -27,7 +26,6 @@ async def test_an_answer_may_come_later_from_the_loop() -> None:
         assert await call == b"late"
 
 
-@on_loop
 async def test_answering_twice_is_a_bug_and_answering_too_late_is_not() -> None:
     async with s.pair() as (echo, channel):
         call = channel.unary(s.HANG, b"", 20)
@@ -46,7 +44,6 @@ async def test_answering_twice_is_a_bug_and_answering_too_late_is_not() -> None:
         echo.hanging[1].fail(1)
 
 
-@on_loop
 async def test_the_server_ends_calls_past_their_deadline_by_itself() -> None:
     """A raw client does not enforce its own deadline."""
     async with s.echo_server() as echo:
@@ -60,7 +57,6 @@ async def test_the_server_ends_calls_past_their_deadline_by_itself() -> None:
         client.close()
 
 
-@on_loop
 async def test_deadline_of_a_stream_cancels_its_task() -> None:
     async with s.echo_server() as echo:
         client = await raw.RawClient.connect(echo.target)
@@ -87,7 +83,6 @@ async def test_deadline_of_a_stream_cancels_its_task() -> None:
         (b"\1\0\0\0\1a", 0, "grpc: compressed flag set with identity or empty encoding"),
     ],
 )
-@on_loop
 async def test_unary_requests_that_break_the_protocol(body: bytes, flags: int, text: str) -> None:
     async with s.echo_server() as echo:
         client = await raw.RawClient.connect(echo.target)
@@ -99,7 +94,6 @@ async def test_unary_requests_that_break_the_protocol(body: bytes, flags: int, t
 
 
 @pytest.mark.parametrize("content_type", [b"application/grpc+json", b"application/grpc;charset=utf-8"])
-@on_loop
 async def test_a_content_type_may_say_more_than_that_it_is_grpc(content_type: bytes) -> None:
     fields = tuple((n, content_type if n == b"content-type" else v) for n, v in raw.grpc_headers(s.UNARY))
     async with s.echo_server() as echo:
@@ -113,7 +107,6 @@ async def test_a_content_type_may_say_more_than_that_it_is_grpc(content_type: by
     ("field", "http_status", "code"),
     [((b"grpc-timeout", b"soon"), b"200", b"13"), ((b"grpc-encoding", b"snappy"), b"200", b"12")],
 )
-@on_loop
 async def test_headers_that_break_the_protocol(field: tuple[bytes, bytes], http_status: bytes, code: bytes) -> None:
     async with s.echo_server() as echo:
         client = await raw.RawClient.connect(echo.target)
@@ -124,7 +117,6 @@ async def test_headers_that_break_the_protocol(field: tuple[bytes, bytes], http_
 
 
 @pytest.mark.parametrize("path", [s.BIDI, s.COUNT, s.LATER])
-@on_loop
 async def test_a_call_whose_timeout_is_malformed_leaves_no_task(path: str) -> None:
     """Its handler would wait for a request, for ever: also when the connection has gone."""
     async with s.echo_server() as echo:
@@ -139,7 +131,6 @@ async def test_a_call_whose_timeout_is_malformed_leaves_no_task(path: str) -> No
         client.close()
 
 
-@on_loop
 async def test_connect_method_without_a_path_does_no_harm() -> None:
     async with s.echo_server() as echo:
         client = await raw.RawClient.connect(echo.target)
@@ -149,7 +140,6 @@ async def test_connect_method_without_a_path_does_no_harm() -> None:
         client.close()
 
 
-@on_loop
 async def test_reset_in_the_same_bytes_as_the_request_harms_no_other_call() -> None:
     async with s.echo_server() as echo:
         client = await raw.RawClient.connect(echo.target)
@@ -170,7 +160,6 @@ def client_id(path: str) -> int:
     return {s.UNARY: 1, "/no/Such": 3, s.BIDI: 5, s.RAISE: 7}[path]
 
 
-@on_loop
 async def test_a_connection_has_room_for_ten_thousand_calls_and_a_large_request() -> None:
     """jetcd opens a stream for each watch: above the limit its further calls, puts too, wait in the client."""
     async with s.echo_server() as echo:
@@ -186,7 +175,6 @@ async def test_a_connection_has_room_for_ten_thousand_calls_and_a_large_request(
         client.close()
 
 
-@on_loop
 async def test_drain_lets_calls_finish_and_closes_after_the_last() -> None:
     async with s.pair() as (echo, channel):
         stream = channel.stream(s.BIDI)
@@ -209,7 +197,6 @@ async def test_drain_lets_calls_finish_and_closes_after_the_last() -> None:
         await until(lambda: not echo.server.connections)
 
 
-@on_loop
 async def test_drain_of_an_idle_connection_closes_it_and_a_client_that_ignores_it_is_cut() -> None:
     async with s.echo_server(ServerLimits(goaway_notice_timeout_s=0.05)) as echo:
         client = await raw.RawClient.connect(echo.target)
@@ -221,7 +208,6 @@ async def test_drain_of_an_idle_connection_closes_it_and_a_client_that_ignores_i
         client.close()
 
 
-@on_loop
 async def test_close_gives_calls_their_grace_and_then_cuts() -> None:
     echo = s.EchoServer()
     ((host, port),) = await echo.server.listen("127.0.0.1", 0)
@@ -243,7 +229,6 @@ async def test_close_gives_calls_their_grace_and_then_cuts() -> None:
     assert echo.reported == []
 
 
-@on_loop
 async def test_errors_are_translated_by_the_injected_table() -> None:
     class KnownError(Exception):
         pass
@@ -278,7 +263,6 @@ async def test_errors_are_translated_by_the_injected_table() -> None:
     assert reported == []
 
 
-@on_loop
 async def test_calls_and_requests_have_the_identity_of_their_connection() -> None:
     async def handle(request: HttpRequest) -> HttpResponse:
         return HttpResponse(200, repr(request.identity).encode())
@@ -295,7 +279,6 @@ async def test_calls_and_requests_have_the_identity_of_their_connection() -> Non
     await server.close()
 
 
-@on_loop
 async def test_wildcard_of_ipv6_takes_ipv4() -> None:
     """Serve both with --listen-client-urls http://[::]:2379, as Go's listener does."""
     server = Server()
@@ -307,7 +290,6 @@ async def test_wildcard_of_ipv6_takes_ipv4() -> None:
     await server.close()
 
 
-@on_loop
 async def test_unix_sockets(tmp_path: Path) -> None:
     server = Server()
     server.unary(s.UNARY, lambda call, message: call.reply(str(call.peer).encode()))
@@ -318,7 +300,6 @@ async def test_unix_sockets(tmp_path: Path) -> None:
 
 
 @pytest.mark.interpreted
-@on_loop
 async def test_answers_of_one_turn_leave_in_one_write() -> None:
     async with s.pair() as (echo, channel):
         calls = [channel.unary(s.HANG, b"") for _ in range(50)]
@@ -335,30 +316,25 @@ async def test_answers_of_one_turn_leave_in_one_write() -> None:
 
 
 @pytest.mark.parametrize("family", ["tcp", "unix"])
-def test_connections_wait_until_the_server_accepts(tmp_path: Path, family: str) -> None:
-    @on_loop
-    async def scenario() -> None:
-        server = Server()
-        server.unary("/t.Echo/Say", lambda call, message: call.reply(message))
-        path = str(tmp_path / "socket") if family == "unix" else None
-        ((host, port),) = await server.listen("127.0.0.1", unix=path, accepting=False)
-        if family == "tcp":
-            with pytest.raises(OSError, match="in use"):
-                await Server().listen("127.0.0.1", port)
-        async with Channel([f"unix:{host}" if path else f"{host}:{port}"]) as channel:
-            call = channel.unary("/t.Echo/Say", b"early", 20, wait_for_ready=True)
-            with pytest.raises(TimeoutError):
-                await asyncio.wait_for(asyncio.shield(call), 0.2)
-            assert not server.connections
-            server.start_accepting()
-            assert await call == b"early"
-            assert await channel.unary("/t.Echo/Say", b"late", 20) == b"late"
-        await server.close()
-
-    scenario()
+async def test_connections_wait_until_the_server_accepts(tmp_path: Path, family: str) -> None:
+    server = Server()
+    server.unary("/t.Echo/Say", lambda call, message: call.reply(message))
+    path = str(tmp_path / "socket") if family == "unix" else None
+    ((host, port),) = await server.listen("127.0.0.1", unix=path, accepting=False)
+    if family == "tcp":
+        with pytest.raises(OSError, match="in use"):
+            await Server().listen("127.0.0.1", port)
+    async with Channel([f"unix:{host}" if path else f"{host}:{port}"]) as channel:
+        call = channel.unary("/t.Echo/Say", b"early", 20, wait_for_ready=True)
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(asyncio.shield(call), 0.2)
+        assert not server.connections
+        server.start_accepting()
+        assert await call == b"early"
+        assert await channel.unary("/t.Echo/Say", b"late", 20) == b"late"
+    await server.close()
 
 
-@on_loop
 async def test_a_listener_that_accepts_at_once_does_not_open_one_that_waits() -> None:
     server = Server()
     server.unary("/t.Echo/Say", lambda call, message: call.reply(message))
@@ -374,7 +350,6 @@ async def test_a_listener_that_accepts_at_once_does_not_open_one_that_waits() ->
     await server.close()
 
 
-@on_loop
 async def test_a_connection_that_has_no_streams_left_is_replaced() -> None:
     """Ids of streams only grow, up to 2^31; calls under way go on."""
     async with s.pair() as (echo, channel):
@@ -392,7 +367,6 @@ async def test_a_connection_that_has_no_streams_left_is_replaced() -> None:
         lasting.cancel()
 
 
-@on_loop
 async def test_a_handler_that_only_sends_pauses_when_its_call_is_over() -> None:
     """A connection may be ended in the turn in which it woke the handler, and the cancellation come in a later one."""
     sent = 0
@@ -434,7 +408,6 @@ class _Failing(asyncio.Transport):
         self._transport.abort()
 
 
-@on_loop
 async def test_failed_flush_ends_that_connection_alone() -> None:
     """The member's node flushes all connections, and an error in its turn stops the member."""
     failed: list[str] = []

@@ -14,7 +14,7 @@ from raftkv.rpc.framing import frame
 from raftkv.rpc.server.router import Kind
 from raftkv.rpc.server.stream import ListenedCall
 from tests.rpc import raw
-from tests.rpc.loop import failure, on_loop, until
+from tests.rpc.loop import failure, until
 
 PATH = "/test.Listened/Echo"
 CALLS = 100
@@ -83,7 +83,6 @@ async def scene(handler: Handler = _listen, **more: Any) -> AsyncIterator[Scene]
         await server.close()
 
 
-@on_loop
 async def test_requests_are_answered_without_a_task() -> None:
     async with scene() as here:
         stream = here.channel.stream(PATH)
@@ -98,7 +97,6 @@ async def test_requests_are_answered_without_a_task() -> None:
         assert here.server.router.routes[PATH.encode()].counts.answered == 1
 
 
-@on_loop
 async def test_final_answer_follows_the_earlier_ones_whole() -> None:
     async with scene() as here:
         counts = here.server.router.routes[PATH.encode()].counts
@@ -113,7 +111,6 @@ async def test_final_answer_follows_the_earlier_ones_whole() -> None:
         assert here.server.answers.used_bytes == 0
 
 
-@on_loop
 async def test_final_answer_waits_for_a_window() -> None:
     async with scene() as here:
         closed = raw.PREFACE + raw.settings((4, 0)) + raw.frame(raw.SETTINGS, raw.ACK, 0)
@@ -126,7 +123,6 @@ async def test_final_answer_waits_for_a_window() -> None:
         client.close()
 
 
-@on_loop
 async def test_a_handler_refuses_and_nothing_of_the_call_stays() -> None:
     def refuse(call: ListenedCall, echoes: list[Echo]) -> None:
         calls.append(call)
@@ -142,7 +138,6 @@ async def test_a_handler_refuses_and_nothing_of_the_call_stays() -> None:
         assert (await failure(here.channel.stream(PATH, timeout_s=20).receive())).code == Code.PERMISSION_DENIED
 
 
-@on_loop
 async def test_an_unknown_error_is_reported() -> None:
     def broken(call: ListenedCall, echoes: list[Echo]) -> None:
         raise KeyError("bug")
@@ -165,7 +160,6 @@ async def _send_together(here: Scene, *messages: bytes) -> None:
     client.close()
 
 
-@on_loop
 async def test_a_message_may_end_the_call_and_those_behind_it_are_not_heard() -> None:
     for word in (b"raise", b"fail", b"finish"):
         async with scene() as here:
@@ -175,7 +169,6 @@ async def test_a_message_may_end_the_call_and_those_behind_it_are_not_heard() ->
             assert counts.failed == ({} if word == b"finish" else {Code.ABORTED: 1})
 
 
-@on_loop
 async def test_the_last_word_of_a_listener_says_how_the_client_left() -> None:
     async with scene() as here:
         stream = here.channel.stream(PATH)
@@ -196,7 +189,6 @@ async def test_the_last_word_of_a_listener_says_how_the_client_left() -> None:
         assert here.heard == ["one", "released"]
 
 
-@on_loop
 async def test_half_a_message_is_no_request() -> None:
     async with scene() as here:
         client = await raw.RawClient.connect(here.channel.targets[0])
@@ -206,7 +198,6 @@ async def test_half_a_message_is_no_request() -> None:
         client.close()
 
 
-@on_loop
 async def test_guard_may_begin_a_call_later() -> None:
     def around(path: str, kind: Kind, handler: Callable[..., Any]) -> Callable[..., Any]:
         assert kind is Kind.LISTENED
@@ -237,7 +228,6 @@ async def test_guard_may_begin_a_call_later() -> None:
         assert len(here.echoes) == 1, "an ended call is not reported"
 
 
-@on_loop
 async def test_calls_that_are_over_leave_no_cycles() -> None:
     async with scene() as here:
         client = await raw.RawClient.connect(here.channel.targets[0])

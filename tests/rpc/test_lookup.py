@@ -63,7 +63,7 @@ def test_a_program_ends_though_a_lookup_never_does(call: str, said: str) -> None
     assert (done.stdout.strip(), done.stderr, done.returncode) == (said, "", 0)
 
 
-def test_lookups_of_one_name_share_a_thread_and_all_hear_the_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_lookups_of_one_name_share_a_thread_and_all_hear_the_answer(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[str] = []
     go = threading.Event()
 
@@ -77,24 +77,21 @@ def test_lookups_of_one_name_share_a_thread_and_all_hear_the_answer(monkeypatch:
         tcp = (socket.AF_INET, socket.SOCK_STREAM, 6, "")
         return [(*tcp, ("192.0.2.1", port)), (*tcp, ("192.0.2.1", port)), (*tcp, ("192.0.2.2", port))]
 
-    async def story() -> None:
-        first = asyncio.create_task(addresses("a.invalid", 1))
-        others = [asyncio.create_task(addresses("a.invalid", 1)) for _ in range(5)]
-        none = asyncio.create_task(addresses("none.invalid", 1))
-        await asyncio.sleep(0)
-        first.cancel()
-        go.set()
-        assert await asyncio.gather(*others) == [["192.0.2.1", "192.0.2.2"]] * 5
-        with pytest.raises(socket.gaierror, match="not known"):
-            await none
-        assert sorted(asked) == ["a.invalid", "none.invalid"]
-        await addresses("a.invalid", 1)
-        assert asked.count("a.invalid") == 2, "what is known is not remembered: DNS may say another thing next time"
-        assert [await addresses(host, 1) for host in ("127.0.0.1", "::1")] == [["127.0.0.1"], ["::1"]]
-        assert await addresses("fe80::1%eth0", 1) == ["fe80::1%4"], "without its interface, the address leads nowhere"
-
     monkeypatch.setattr(socket, "getaddrinfo", look_up)
-    asyncio.run(story())
+    first = asyncio.create_task(addresses("a.invalid", 1))
+    others = [asyncio.create_task(addresses("a.invalid", 1)) for _ in range(5)]
+    none = asyncio.create_task(addresses("none.invalid", 1))
+    await asyncio.sleep(0)
+    first.cancel()
+    go.set()
+    assert await asyncio.gather(*others) == [["192.0.2.1", "192.0.2.2"]] * 5
+    with pytest.raises(socket.gaierror, match="not known"):
+        await none
+    assert sorted(asked) == ["a.invalid", "none.invalid"]
+    await addresses("a.invalid", 1)
+    assert asked.count("a.invalid") == 2, "what is known is not remembered: DNS may say another thing next time"
+    assert [await addresses(host, 1) for host in ("127.0.0.1", "::1")] == [["127.0.0.1"], ["::1"]]
+    assert await addresses("fe80::1%eth0", 1) == ["fe80::1%4"], "without its interface, the address leads nowhere"
 
 
 @pytest.mark.long
@@ -126,18 +123,15 @@ def test_a_name_of_several_machines_leads_to_one_that_answers(
         asyncio.run(main())
 
 
-def test_an_answer_after_the_end_of_the_loop_does_no_harm(capfd: pytest.CaptureFixture[str]) -> None:
+async def test_an_answer_after_the_end_of_the_loop_does_no_harm(capfd: pytest.CaptureFixture[str]) -> None:
     go = threading.Event()
 
     def work() -> None:
         go.wait(PATIENCE_S)
 
-    async def story() -> None:
-        waiting = asyncio.create_task(beside(work))
-        await asyncio.sleep(0)
-        waiting.cancel()
-
-    asyncio.run(story())
+    waiting = asyncio.create_task(beside(work))
+    await asyncio.sleep(0)
+    waiting.cancel()
     workers = [thread for thread in threading.enumerate() if thread.name == "raftkv-lookup"]
     go.set()
     for worker in workers:
@@ -145,19 +139,16 @@ def test_an_answer_after_the_end_of_the_loop_does_no_harm(capfd: pytest.CaptureF
     assert capfd.readouterr().err == ""
 
 
-def test_a_process_without_room_for_a_thread_has_a_failed_connection(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_process_without_room_for_a_thread_has_a_failed_connection(monkeypatch: pytest.MonkeyPatch) -> None:
     """The attempt ended without a word, and the endpoint was said to be connected and not to answer."""
 
     class Refused(threading.Thread):
         def start(self) -> None:
             raise RuntimeError("can't start new thread")
 
-    async def main() -> None:
-        async with raftkv.aio.connect("named.invalid:2379", timeout_s=0.3) as kv:
-            with monkeypatch.context() as patched:
-                patched.setattr(threading, "Thread", Refused)
-                with pytest.raises(EndpointsFailed, match="can't start new thread"):
-                    await kv.get("a")
-            assert await addresses("localhost", 1)
-
-    asyncio.run(main())
+    async with raftkv.aio.connect("named.invalid:2379", timeout_s=0.3) as kv:
+        with monkeypatch.context() as patched:
+            patched.setattr(threading, "Thread", Refused)
+            with pytest.raises(EndpointsFailed, match="can't start new thread"):
+                await kv.get("a")
+        assert await addresses("localhost", 1)

@@ -13,10 +13,9 @@ import pytest
 from raftkv.rpc import Channel, ChannelOptions, Code, HttpRequest, HttpResponse, ServerLimits, UnaryCall
 from tests.rpc import services as s
 from tests.rpc.conftest import Certificates
-from tests.rpc.loop import failure, on_loop, until
+from tests.rpc.loop import failure, until
 
 
-@on_loop
 async def test_grpcio_client(certificates: Certificates) -> None:
     async with s.echo_server(ssl=certificates.server_context()) as echo:
 
@@ -29,7 +28,6 @@ async def test_grpcio_client(certificates: Certificates) -> None:
         await asyncio.to_thread(use)
 
 
-@on_loop
 async def test_grpcio_server(certificates: Certificates) -> None:
     credentials = grpc.ssl_server_credentials([(certificates.read("server.key"), certificates.read("server.crt"))])
     with s.grpcio_server(tls=credentials) as server:
@@ -37,7 +35,6 @@ async def test_grpcio_server(certificates: Certificates) -> None:
             assert await channel.unary(s.UNARY, bytes(500_000), 20) == bytes(500_000)
 
 
-@on_loop
 async def test_both_ours_with_client_certificate(certificates: Certificates) -> None:
     seen: list[UnaryCall] = []
     async with s.echo_server(ssl=certificates.server_context(ask_client=True)) as echo:
@@ -54,7 +51,6 @@ async def test_both_ours_with_client_certificate(certificates: Certificates) -> 
     assert (("commonName", "client"),) in seen[0].peer.certificate["subject"]
 
 
-@on_loop
 async def test_plain_text_and_tls_on_one_port(certificates: Certificates) -> None:
     async with s.echo_server() as echo:
         ((host, port),) = await echo.server.listen("127.0.0.1", 0, certificates.server_context(), plain_too=True)
@@ -63,7 +59,6 @@ async def test_plain_text_and_tls_on_one_port(certificates: Certificates) -> Non
                 assert await channel.unary(s.UNARY, bytes(100_000), 20) == bytes(100_000)
 
 
-@on_loop
 async def test_plain_http_is_refused_where_grpc_is_alone() -> None:
     async with s.echo_server() as echo:
         ((host, port),) = await echo.server.listen("127.0.0.1", 0, grpc_only=True)
@@ -77,7 +72,6 @@ async def test_plain_http_is_refused_where_grpc_is_alone() -> None:
 
 
 @pytest.mark.parametrize("name", [None, "stranger"])
-@on_loop
 async def test_clients_without_a_good_certificate_are_refused(certificates: Certificates, name: str | None) -> None:
     async with s.echo_server(ssl=certificates.server_context(ask_client=True)) as echo:
         async with Channel(echo.target, certificates.client_context(name)) as channel:
@@ -87,7 +81,6 @@ async def test_clients_without_a_good_certificate_are_refused(certificates: Cert
         assert echo.reported == []
 
 
-@on_loop
 async def test_our_client_does_not_trust_strangers(certificates: Certificates) -> None:
     async with (
         s.echo_server(ssl=certificates.server_context()) as echo,
@@ -98,7 +91,6 @@ async def test_our_client_does_not_trust_strangers(certificates: Certificates) -
         assert "certificate" in error.text
 
 
-@on_loop
 async def test_http1_by_alpn_and_without_alpn_on_the_same_port(certificates: Certificates) -> None:
     async def handler(request: HttpRequest) -> HttpResponse:
         return HttpResponse(200, f"{request.path} {request.tls}".encode())
@@ -119,7 +111,6 @@ async def test_http1_by_alpn_and_without_alpn_on_the_same_port(certificates: Cer
 
 
 @pytest.mark.parametrize("first", [b"", b"\x16\x03\x01\x02\x00\x01", b"GET / HTTP/1.1\r\nHost: x\r\n\r\n"])
-@on_loop
 async def test_half_open_and_plain_connections_to_a_tls_port_end(certificates: Certificates, first: bytes) -> None:
     limits = ServerLimits(tls_handshake_timeout_s=0.1)
     async with s.echo_server(limits, ssl=certificates.server_context()) as echo:
@@ -134,7 +125,6 @@ async def test_half_open_and_plain_connections_to_a_tls_port_end(certificates: C
         writer.close()
 
 
-@on_loop
 async def test_unfinished_handshakes_count_as_connections(certificates: Certificates) -> None:
     async with s.echo_server(ServerLimits(connections=1), ssl=certificates.server_context()) as echo:
         host, _, port = echo.target.partition(":")
@@ -147,7 +137,6 @@ async def test_unfinished_handshakes_count_as_connections(certificates: Certific
         await until(lambda: not echo.server.connections)
 
 
-@on_loop
 @pytest.mark.parametrize("secure", [True, False])
 async def test_a_busy_server_may_take_longer_to_greet_than_its_kernel_to_connect(
     certificates: Certificates, secure: bool
@@ -177,7 +166,6 @@ async def test_a_busy_server_may_take_longer_to_greet_than_its_kernel_to_connect
         server.close()
 
 
-@on_loop
 async def test_plain_client_on_a_tls_port_and_tls_client_on_a_plain_port_fail_cleanly(
     certificates: Certificates,
 ) -> None:
@@ -187,7 +175,6 @@ async def test_plain_client_on_a_tls_port_and_tls_client_on_a_plain_port_fail_cl
         assert (await failure(channel.unary(s.UNARY, b"", 20))).definite
 
 
-@on_loop
 async def test_close_while_a_handshake_hangs(certificates: Certificates) -> None:
     async with s.echo_server(ssl=certificates.server_context()) as echo:
         host, _, port = echo.target.partition(":")
@@ -198,7 +185,6 @@ async def test_close_while_a_handshake_hangs(certificates: Certificates) -> None
         writer.close()
 
 
-@on_loop
 async def test_the_end_of_one_connection_disturbs_no_other(certificates: Certificates) -> None:
     """A client's goodbye closes the transport before we do; closing it twice breaks it."""
     trouble: list[str] = []

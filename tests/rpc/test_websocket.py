@@ -16,7 +16,7 @@ from raftkv.rpc import HttpRequest, HttpResponse, ServerLimits
 from raftkv.rpc.server.websocket import FRAGMENTS_MAX, WebSocket, accepted, handshake_refusal, is_handshake
 from tests import websocket as ws
 from tests.rpc import services as s
-from tests.rpc.loop import on_loop, until
+from tests.rpc.loop import until
 
 LIMIT_BYTES = 100_000
 LIMITS = ServerLimits(http_body_bytes=LIMIT_BYTES, http1_half_closed_s=1000)
@@ -245,7 +245,6 @@ async def frame_of(reader: asyncio.StreamReader) -> ws.Frame:
     return found[0]
 
 
-@on_loop
 async def test_frames_right_behind_the_handshake_are_read() -> None:
     async with opened(Echo(), first=ws.frame(ws.TEXT, b"early")) as (_, reader, writer):
         assert await frame_of(reader) == ws.Frame(ws.TEXT, True, b"early")
@@ -254,7 +253,6 @@ async def test_frames_right_behind_the_handshake_are_read() -> None:
         assert await frame_of(reader) == ws.Frame(ws.TEXT, True, b"late")
 
 
-@on_loop
 async def test_the_end_of_the_answers_closes_the_websocket() -> None:
     async with opened(Echo(), first=ws.frame(ws.TEXT, b"end")) as (server, reader, _):
         assert ws.close_code(await frame_of(reader)) == 1000
@@ -263,7 +261,6 @@ async def test_the_end_of_the_answers_closes_the_websocket() -> None:
 
 
 @pytest.mark.parametrize("last", [ws.frame(ws.CLOSE), b"", ws.frame(3)], ids=["closed", "gone", "fault"])
-@on_loop
 async def test_a_client_that_leaves_ends_the_handler_and_leaves_no_cycle(last: bytes) -> None:
     echo = Echo()
     gc.collect()
@@ -280,7 +277,6 @@ async def test_a_client_that_leaves_ends_the_handler_and_leaves_no_cycle(last: b
         gc.enable()
 
 
-@on_loop
 async def test_a_fault_ends_the_connection_and_the_handler() -> None:
     echo = Echo()
     async with opened(echo, first=ws.frame(3)) as (_, reader, _writer):
@@ -289,7 +285,6 @@ async def test_a_fault_ends_the_connection_and_the_handler() -> None:
         await echo.ended.wait()
 
 
-@on_loop
 async def test_a_client_is_read_no_further_than_its_handler_follows() -> None:
     echo = Echo()
     echo.may_take.clear()
@@ -313,7 +308,6 @@ async def _send(writer: asyncio.StreamWriter, data: bytes, count: int) -> None:
         await writer.drain()
 
 
-@on_loop
 async def test_many_small_frames_do_not_hold_up_the_loop() -> None:
     """They are read in slices of 5 ms, in turn with other connections."""
     echo = Echo()
@@ -329,7 +323,6 @@ async def test_many_small_frames_do_not_hold_up_the_loop() -> None:
         assert await frame_of(reader) == ws.Frame(ws.TEXT, True, b"x")
 
 
-@on_loop
 async def test_answers_leave_as_they_are_read() -> None:
     """The member makes no more than the client's kernel and its own buffer take, and pings bring no more."""
     echo = Echo()
@@ -345,7 +338,6 @@ async def test_answers_leave_as_they_are_read() -> None:
         assert sizes == [65_536] * echo.flood
 
 
-@on_loop
 async def test_a_server_that_goes_says_so() -> None:
     async with opened(Echo()) as (server, reader, _):
         server.server.drain()
@@ -353,7 +345,6 @@ async def test_a_server_that_goes_says_so() -> None:
         assert await reader.read() == b""
 
 
-@on_loop
 async def test_a_refused_handshake_leaves_a_plain_connection() -> None:
     async with s.echo_server(LIMITS, Echo().handle) as server:
         host, _, port = server.target.partition(":")

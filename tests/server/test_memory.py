@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from pathlib import Path
 
 import pytest
@@ -51,7 +50,7 @@ def test_what_clients_can_make_a_small_member_hold_fits_its_memory(monkeypatch: 
     ("memory_bytes", "writes", "watchers", "log"),
     [(256 * MIB, 32 * MIB, 64 * MIB, (16 * MIB, 16 * MIB)), (4096 * MIB, 256 * MIB, 1024 * MIB, (96 * MIB, 64 * MIB))],
 )
-def test_what_a_member_keeps_fits_its_memory(
+async def test_what_a_member_keeps_fits_its_memory(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
@@ -62,15 +61,11 @@ def test_what_a_member_keeps_fits_its_memory(
 ):
     """With 256 MiB it kept half of them of its log alone; a flag that asked for more was lowered in silence."""
     monkeypatch.setattr(memory, "limit_bytes", lambda: memory_bytes)
-
-    async def run() -> None:
-        async with running(tmp_path, monkeypatch, [Tracing()], snapshot_bytes=96 * MIB) as ((member,), _, _):
-            replica, node = member.replica, member.node
-            assert (replica.config.snapshot_bytes, replica.config.snapshot_catchup_bytes) == log
-            assert (node.settings.unapplied_max_bytes, node.settings.unwritten_max_bytes) == (writes, writes)
-            assert (node.proposals.shares.limit, replica.hub.shares.limit) == (writes, watchers)
-
-    asyncio.run(run())
+    async with running(tmp_path, monkeypatch, [Tracing()], snapshot_bytes=96 * MIB) as ((member,), _, _):
+        replica, node = member.replica, member.node
+        assert (replica.config.snapshot_bytes, replica.config.snapshot_catchup_bytes) == log
+        assert (node.settings.unapplied_max_bytes, node.settings.unwritten_max_bytes) == (writes, writes)
+        assert (node.proposals.shares.limit, replica.hub.shares.limit) == (writes, watchers)
     warned = [record.getMessage() for record in caplog.records if "--snapshot-" in record.getMessage()]
     text = f"--snapshot-bytes={96 * MIB} is more than a sixteenth of the memory of this process: {16 * MIB} is used"
     assert warned == ([text] if log[0] < 96 * MIB else [])

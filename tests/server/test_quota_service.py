@@ -11,7 +11,7 @@ from raftkv.apply.txn import LONG_WORK
 from raftkv.pb import admin_pb2
 from raftkv.replica.node.proposals import KEY_COST_BYTES, PACE_MIN_BYTES
 from raftkv.server.maintenance.quotas import QuotaService
-from tests.rpc.loop import on_loop, until
+from tests.rpc.loop import until
 
 PARTS = 5
 """Entries that count a prefix."""
@@ -45,7 +45,6 @@ class Responder:
         return SimpleNamespace(body=b"")
 
 
-@on_loop
 async def test_one_entry_counts_at_a_time_however_many_quotas_are_set() -> None:
     """Each call began a count of its own: eight callers kept all members from applying puts for 7 s."""
     responder = Responder()

@@ -192,31 +192,25 @@ def test_writes_during_a_snapshot_are_not_in_it(member: Member, tmp_path: Path) 
     assert member.store.revision > 1_000
 
 
-def test_more_than_some_at_a_time_are_refused(member: Member) -> None:
-    async def run() -> None:
-        readers = [Blocked() for _ in range(STREAMS_MAX)]
-        sending = [asyncio.create_task(member.send(Call(reader.take))) for reader in readers]
-        await asyncio.gather(*(reader.reached.wait() for reader in readers))
-        with pytest.raises(RpcError, match="too many requests"):
-            await member.send(Call())
-        for reader in readers:
-            reader.released.set()
-        await asyncio.gather(*sending)
+async def test_more_than_some_at_a_time_are_refused(member: Member) -> None:
+    readers = [Blocked() for _ in range(STREAMS_MAX)]
+    sending = [asyncio.create_task(member.send(Call(reader.take))) for reader in readers]
+    await asyncio.gather(*(reader.reached.wait() for reader in readers))
+    with pytest.raises(RpcError, match="too many requests"):
         await member.send(Call())
+    for reader in readers:
+        reader.released.set()
+    await asyncio.gather(*sending)
+    await member.send(Call())
 
-    asyncio.run(run())
 
-
-def test_a_client_that_leaves_takes_the_process_and_the_pin_with_it(member: Member) -> None:
-    async def run() -> None:
-        reader = Blocked()
-        task = asyncio.create_task(member.send(Call(reader.take)))
-        await reader.reached.wait()
-        task.cancel()
-        await asyncio.wait([task])
-        assert member.pins() == 0
-
-    asyncio.run(run())
+async def test_a_client_that_leaves_takes_the_process_and_the_pin_with_it(member: Member) -> None:
+    reader = Blocked()
+    task = asyncio.create_task(member.send(Call(reader.take)))
+    await reader.reached.wait()
+    task.cancel()
+    await asyncio.wait([task])
+    assert member.pins() == 0
 
 
 def test_snapshot_to_stalled_client_is_cancelled(member: Member, monkeypatch: pytest.MonkeyPatch) -> None:

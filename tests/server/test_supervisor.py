@@ -36,15 +36,12 @@ def heard(systemd: socket.socket) -> list[str]:
         return texts
 
 
-def test_without_a_socket_no_notification_is_sent():
-    async def play() -> None:
-        supervisor = Supervisor.of({})
-        supervisor.ready("serves")
-        supervisor.stopping("stops")
-        supervisor.feed_watchdog(asyncio.get_running_loop())
-        supervisor.close()
-
-    asyncio.run(play())
+async def test_without_a_socket_no_notification_is_sent():
+    supervisor = Supervisor.of({})
+    supervisor.ready("serves")
+    supervisor.stopping("stops")
+    supervisor.feed_watchdog(asyncio.get_running_loop())
+    supervisor.close()
 
 
 def test_the_variables_are_taken_out_so_that_children_do_not_speak_for_the_member(systemd):
@@ -116,21 +113,18 @@ def hold_up() -> None:
     subprocess.run([sys.executable, "-S", "-c", ""], check=True)
 
 
-def test_the_watchdog_is_fed_by_the_loop_and_by_nothing_else(systemd):
-    async def play() -> None:
-        loop = asyncio.get_running_loop()
-        supervisor = Supervisor(systemd.getsockname(), watchdog_s=0.003)
-        supervisor.feed_watchdog(loop)
-        systemd.setblocking(False)
-        for _ in range(3):
-            assert await loop.sock_recv(systemd, 100) == b"WATCHDOG=1"
-        heard(systemd)
-        hold_up()
-        assert heard(systemd) == []
+async def test_the_watchdog_is_fed_by_the_loop_and_by_nothing_else(systemd):
+    loop = asyncio.get_running_loop()
+    supervisor = Supervisor(systemd.getsockname(), watchdog_s=0.003)
+    supervisor.feed_watchdog(loop)
+    systemd.setblocking(False)
+    for _ in range(3):
         assert await loop.sock_recv(systemd, 100) == b"WATCHDOG=1"
-        supervisor.close()
-
-    asyncio.run(play())
+    heard(systemd)
+    hold_up()
+    assert heard(systemd) == []
+    assert await loop.sock_recv(systemd, 100) == b"WATCHDOG=1"
+    supervisor.close()
 
 
 @contextlib.contextmanager

@@ -231,21 +231,17 @@ def test_a_worker_of_an_agent_saves_under_the_fence_of_its_node(cluster, tmp_pat
 
 
 @pytest.mark.long
-def test_for_asyncio(cluster, tmp_path, monkeypatch):
+async def test_for_asyncio(cluster, tmp_path, monkeypatch):
     monkeypatch.setenv("RAFTKV_CHECKPOINT_URI", str(tmp_path))
-
-    async def main() -> None:
-        async with await raftkv.training.aio.join("aio", endpoints=cluster.endpoints, lease_ttl_s=60) as run:
-            async with run.resume() as last:
-                assert last is None
-            async with run.checkpoint(1) as saving:
-                saving.write("a", b"1")
-            assert (await run.checkpoints.latest()) == saving.checkpoint
-            async with run.resume() as last:
-                assert last is not None
-                assert last.read("a") == b"1"
-
-    asyncio.run(main())
+    async with await raftkv.training.aio.join("aio", endpoints=cluster.endpoints, lease_ttl_s=60) as run:
+        async with run.resume() as last:
+            assert last is None
+        async with run.checkpoint(1) as saving:
+            saving.write("a", b"1")
+        assert (await run.checkpoints.latest()) == saving.checkpoint
+        async with run.resume() as last:
+            assert last is not None
+            assert last.read("a") == b"1"
 
 
 def test_a_block_of_the_parent_is_left_in_silence_in_a_forked_child():
@@ -254,7 +250,7 @@ def test_a_block_of_the_parent_is_left_in_silence_in_a_forked_child():
         block(None, child, None).__exit__(SystemExit, SystemExit(0), None)
 
 
-def test_a_pin_that_is_taken_in_the_moment_of_a_cancellation_is_given_back(monkeypatch):
+async def test_a_pin_that_is_taken_in_the_moment_of_a_cancellation_is_given_back(monkeypatch):
     class Pin:
         def __init__(self, waiting):
             self.waiting = waiting
@@ -266,29 +262,26 @@ def test_a_pin_that_is_taken_in_the_moment_of_a_cancellation_is_given_back(monke
         async def release(self):
             self.released = True
 
-    async def scenario():
-        pins = []
+    pins = []
 
-        def pin_of(_):
-            pins.append(Pin(entering))
-            return pins[0]
+    def pin_of(_):
+        pins.append(Pin(entering))
+        return pins[0]
 
-        async def told(name, make, timeout_s):
-            return {"checkpoint": "{}"}
+    async def told(name, make, timeout_s):
+        return {"checkpoint": "{}"}
 
-        generation = Generation(None, SimpleNamespace(run_id="job", generation=1), 1)
-        resuming = checkpoint.Resuming(
-            SimpleNamespace(generation=generation, decide=told, registry=None, collectives=SimpleNamespace(decided={})),
-            "",
-        )
-        monkeypatch.setattr(checkpoint.Checkpoint, "decode", lambda data: data)
-        resuming._pin_of = pin_of
-        entering = asyncio.ensure_future(resuming.__aenter__())
-        with pytest.raises(asyncio.CancelledError):
-            await entering
-        assert pins[0].released
-
-    asyncio.run(scenario())
+    generation = Generation(None, SimpleNamespace(run_id="job", generation=1), 1)
+    resuming = checkpoint.Resuming(
+        SimpleNamespace(generation=generation, decide=told, registry=None, collectives=SimpleNamespace(decided={})),
+        "",
+    )
+    monkeypatch.setattr(checkpoint.Checkpoint, "decode", lambda data: data)
+    resuming._pin_of = pin_of
+    entering = asyncio.ensure_future(resuming.__aenter__())
+    with pytest.raises(asyncio.CancelledError):
+        await entering
+    assert pins[0].released
 
 
 def prepared(attempt: Attempt) -> object:

@@ -15,7 +15,7 @@ from raftkv.checkpoint.errors import CheckpointNotFound
 from raftkv.checkpoint.records import Checkpoint, Extremes, Latest
 from raftkv.client.records import read
 from raftkv.errors import ConfigError
-from tests.checkpoint.world import KEYS, KIND, World, play, saved
+from tests.checkpoint.world import KEYS, KIND, World, saved
 
 
 def check_summary(world: World) -> None:
@@ -39,37 +39,31 @@ def check_summary(world: World) -> None:
     assert best.keys() == {name for name, _, _ in values}
 
 
-def test_index_and_summary_follow_every_metric() -> None:
-    async def story() -> None:
-        source = random.Random(1)
-        world = World()
-        registry = world.registry()
-        claim = await registry.claim()
-        values = (0.0, -0.0, 1.0, -1.5, math.inf, -math.inf, math.nan, 7)
-        for step in range(1, 13):
-            await saved(registry, claim, step, {name: source.choice(values) for name in ("a", "b/c")})
-            await registry.set_metrics(source.randint(1, step), KIND, {source.choice("abd"): source.choice(values)})
-            check_summary(world)
-
-    play(story())
-
-
-def test_evaluators_side_by_side_lose_nothing() -> None:
-    async def story() -> None:
-        world = World()
-        registry = world.registry()
-        claim = await registry.claim()
-        await saved(registry, claim, 1, {"loss": 1.0})
-        evaluators = [world.registry(seed=seed, lost=0.0) for seed in range(6)]
-        await asyncio.gather(
-            *(each.set_metrics(1, KIND, {f"eval{number}": number}) for number, each in enumerate(evaluators)),
-            *(each.set_metrics(1, KIND, {"loss": number}) for number, each in enumerate(evaluators)),
-            saved(registry, claim, 2, {"loss": 3.0}),
-        )
-        assert len((await registry.at(1)).metrics) == 7
+async def test_index_and_summary_follow_every_metric() -> None:
+    source = random.Random(1)
+    world = World()
+    registry = world.registry()
+    claim = await registry.claim()
+    values = (0.0, -0.0, 1.0, -1.5, math.inf, -math.inf, math.nan, 7)
+    for step in range(1, 13):
+        await saved(registry, claim, step, {name: source.choice(values) for name in ("a", "b/c")})
+        await registry.set_metrics(source.randint(1, step), KIND, {source.choice("abd"): source.choice(values)})
         check_summary(world)
 
-    play(story())
+
+async def test_evaluators_side_by_side_lose_nothing() -> None:
+    world = World()
+    registry = world.registry()
+    claim = await registry.claim()
+    await saved(registry, claim, 1, {"loss": 1.0})
+    evaluators = [world.registry(seed=seed, lost=0.0) for seed in range(6)]
+    await asyncio.gather(
+        *(each.set_metrics(1, KIND, {f"eval{number}": number}) for number, each in enumerate(evaluators)),
+        *(each.set_metrics(1, KIND, {"loss": number}) for number, each in enumerate(evaluators)),
+        saved(registry, claim, 2, {"loss": 3.0}),
+    )
+    assert len((await registry.at(1)).metrics) == 7
+    check_summary(world)
 
 
 class Scalar:
@@ -83,45 +77,38 @@ def test_numbers_of_other_libraries_are_numbers() -> None:
     assert checked_metrics({"a": Scalar(), "b": 1, "c": 2**70}, 1) == {"a": 0.25, "b": 1, "c": 2.0**70}
 
 
-def test_records_are_json_for_every_program() -> None:
+async def test_records_are_json_for_every_program() -> None:
     """JSON has no NaN and no infinity: such a number is the text that names it."""
+    world = World()
+    registry = world.registry()
+    claim = await registry.claim()
+    metrics = {"a": math.nan, "b": math.inf, "c": -math.inf, "d": 1.0}
+    await saved(registry, claim, 1, metrics)
 
-    async def story() -> None:
-        world = World()
-        registry = world.registry()
-        claim = await registry.claim()
-        metrics = {"a": math.nan, "b": math.inf, "c": -math.inf, "d": 1.0}
-        await saved(registry, claim, 1, metrics)
+    def refuse(word: str) -> Any:
+        raise AssertionError(word)
 
-        def refuse(word: str) -> Any:
-            raise AssertionError(word)
-
-        for item in world.store.items.values():
-            if item.value.startswith(b"{"):
-                json.loads(item.value, parse_constant=refuse)
-        found = (await registry.at(1)).metrics
-        assert math.isnan(found["a"])
-        assert {name: found[name] for name in "bcd"} == {"b": math.inf, "c": -math.inf, "d": 1.0}
-        assert (await registry.best("b", "max")).step == 1
-        with pytest.raises(CheckpointNotFound):
-            await registry.best("a")
-
-    play(story())
+    for item in world.store.items.values():
+        if item.value.startswith(b"{"):
+            json.loads(item.value, parse_constant=refuse)
+    found = (await registry.at(1)).metrics
+    assert math.isnan(found["a"])
+    assert {name: found[name] for name in "bcd"} == {"b": math.inf, "c": -math.inf, "d": 1.0}
+    assert (await registry.best("b", "max")).step == 1
+    with pytest.raises(CheckpointNotFound):
+        await registry.best("a")
 
 
-def test_a_checkpoint_that_is_not_there_gets_no_metrics() -> None:
-    async def story() -> None:
-        world = World()
-        registry = world.registry()
-        with pytest.raises(CheckpointNotFound, match="run 'job' has no checkpoint of step 7 of kind files"):
-            await registry.set_metrics(7, KIND, {"loss": 1.0})
-        await saved(registry, await registry.claim(), 7, {f"m{number}": 1.0 for number in range(60)})
-        with pytest.raises(ConfigError, match="61 metrics are too many"):
-            await registry.set_metrics(7, KIND, {"loss": 1.0})
-        with pytest.raises(ConfigError):
-            await registry.set_metrics(7, KIND, {"m1": "x"})
-        revision = world.store.revision
-        await registry.set_metrics(7, KIND, {"m1": 1.0})
-        assert world.store.revision == revision
-
-    play(story())
+async def test_a_checkpoint_that_is_not_there_gets_no_metrics() -> None:
+    world = World()
+    registry = world.registry()
+    with pytest.raises(CheckpointNotFound, match="run 'job' has no checkpoint of step 7 of kind files"):
+        await registry.set_metrics(7, KIND, {"loss": 1.0})
+    await saved(registry, await registry.claim(), 7, {f"m{number}": 1.0 for number in range(60)})
+    with pytest.raises(ConfigError, match="61 metrics are too many"):
+        await registry.set_metrics(7, KIND, {"loss": 1.0})
+    with pytest.raises(ConfigError):
+        await registry.set_metrics(7, KIND, {"m1": "x"})
+    revision = world.store.revision
+    await registry.set_metrics(7, KIND, {"m1": 1.0})
+    assert world.store.revision == revision

@@ -8,7 +8,7 @@ import pytest
 
 from raftkv.checkpoint.find import Bests
 from raftkv.errors import CompactedError, ConfigError
-from tests.checkpoint.world import KIND, World, play, saved
+from tests.checkpoint.world import KIND, World, saved
 
 
 async def following(bests: Bests) -> int:
@@ -26,62 +26,57 @@ async def is_quiet(bests: Bests) -> bool:
 
 
 @pytest.mark.parametrize("trouble", ["none", "lost watch"])
-def test_each_other_best_comes_once(trouble: str) -> None:
-    async def story() -> None:
-        world = World()
-        registry = world.registry()
-        claim = await registry.claim()
-        low, high = registry.watch_best("loss"), registry.watch_best("loss", "max", kind=KIND)
-        assert await is_quiet(low)
-        await saved(registry, claim, 1, {"loss": 0.5})
-        assert (await following(low), await following(high)) == (1, 1)
-        await saved(registry, claim, 2)
-        await saved(registry, claim, 3, {"loss": 0.75})
-        assert await is_quiet(low)
-        assert await following(high) == 3
-        if trouble == "lost watch":
-            world.store.compact()
-            for _ in range(len(registry.control.watches)):
-                registry.control.lose_watch(CompactedError())
-        await registry.set_metrics(2, KIND, {"loss": 0.25})
-        assert await following(low) == 2
-        await registry.set_metrics(2, KIND, {"loss": 1.0})
-        assert (await following(low), await following(high)) == (1, 2)
-        late = registry.watch_best("loss")
-        assert await following(late) == 1
-        for bests in (low, high, late):
-            bests.cancel()
-            with pytest.raises(StopAsyncIteration):
-                await anext(bests)
-        with pytest.raises(ConfigError):
-            registry.watch_best("loss", "least")
-
-    play(story())
-
-
-def test_a_best_whose_reader_gave_up_while_it_was_looked_up_comes_to_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Give up as a reader with a time limit does while the cluster elects."""
-
-    async def story() -> None:
-        world = World()
-        registry = world.registry()
-        claim = await registry.claim()
-        bests = registry.watch_best("loss")
-        assert await is_quiet(bests)
-        look_up, asked = bests._lookup.best, asyncio.Event()
-
-        async def never_answered(*args: object, **options: object) -> None:
-            asked.set()
-            await asyncio.Event().wait()
-
-        monkeypatch.setattr(bests._lookup, "best", never_answered)
-        waiting = asyncio.ensure_future(anext(bests))
-        await saved(registry, claim, 1, {"loss": 0.5})
-        await asyncio.wait_for(asked.wait(), 90)
-        waiting.cancel()
-        await asyncio.wait([waiting])
-        monkeypatch.setattr(bests._lookup, "best", look_up)
-        assert await following(bests) == 1
+async def test_each_other_best_comes_once(trouble: str) -> None:
+    world = World()
+    registry = world.registry()
+    claim = await registry.claim()
+    low, high = registry.watch_best("loss"), registry.watch_best("loss", "max", kind=KIND)
+    assert await is_quiet(low)
+    await saved(registry, claim, 1, {"loss": 0.5})
+    assert (await following(low), await following(high)) == (1, 1)
+    await saved(registry, claim, 2)
+    await saved(registry, claim, 3, {"loss": 0.75})
+    assert await is_quiet(low)
+    assert await following(high) == 3
+    if trouble == "lost watch":
+        world.store.compact()
+        for _ in range(len(registry.control.watches)):
+            registry.control.lose_watch(CompactedError())
+    await registry.set_metrics(2, KIND, {"loss": 0.25})
+    assert await following(low) == 2
+    await registry.set_metrics(2, KIND, {"loss": 1.0})
+    assert (await following(low), await following(high)) == (1, 2)
+    late = registry.watch_best("loss")
+    assert await following(late) == 1
+    for bests in (low, high, late):
         bests.cancel()
+        with pytest.raises(StopAsyncIteration):
+            await anext(bests)
+    with pytest.raises(ConfigError):
+        registry.watch_best("loss", "least")
 
-    play(story())
+
+async def test_a_best_whose_reader_gave_up_while_it_was_looked_up_comes_to_the_next(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Give up as a reader with a time limit does while the cluster elects."""
+    world = World()
+    registry = world.registry()
+    claim = await registry.claim()
+    bests = registry.watch_best("loss")
+    assert await is_quiet(bests)
+    look_up, asked = bests._lookup.best, asyncio.Event()
+
+    async def never_answered(*args: object, **options: object) -> None:
+        asked.set()
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr(bests._lookup, "best", never_answered)
+    waiting = asyncio.ensure_future(anext(bests))
+    await saved(registry, claim, 1, {"loss": 0.5})
+    await asyncio.wait_for(asked.wait(), 90)
+    waiting.cancel()
+    await asyncio.wait([waiting])
+    monkeypatch.setattr(bests._lookup, "best", look_up)
+    assert await following(bests) == 1
+    bests.cancel()

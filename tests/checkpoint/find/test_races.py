@@ -10,7 +10,7 @@ import pytest
 from raftkv.checkpoint.keys import RegistryKeys
 from raftkv.checkpoint.registry import Registry
 from raftkv.client.values import TxnResult
-from tests.checkpoint.world import KIND, World, play, saved
+from tests.checkpoint.world import KIND, World, saved
 
 Between = Callable[[], Awaitable[Any]]
 
@@ -41,46 +41,40 @@ def interrupt(registry: Registry, at: Mapping[int, Between]) -> None:
         ((10, 8, 7, 5, 1), {2: (2, 0), 3: (4, 9)}, [1, 4, 3]),  # rises to the part that was read before
     ],
 )
-def test_best_keeps_a_checkpoint_whose_metric_changes_meanwhile(
+async def test_best_keeps_a_checkpoint_whose_metric_changes_meanwhile(
     mode: str, sign: int, values: tuple[float, ...], changes: dict[int, tuple[int, float]], best: list[int]
 ) -> None:
-    async def story() -> None:
-        world = World()
-        writer, reader = world.registry(), world.registry()
-        claim = await writer.claim()
-        for step, value in enumerate(values, 1):
-            await saved(writer, claim, step, {"loss": sign * value})
+    world = World()
+    writer, reader = world.registry(), world.registry()
+    claim = await writer.claim()
+    for step, value in enumerate(values, 1):
+        await saved(writer, claim, step, {"loss": sign * value})
 
-        def change(step: int, value: float) -> Between:
-            return lambda: writer.set_metrics(step, KIND, {"loss": sign * value})
+    def change(step: int, value: float) -> Between:
+        return lambda: writer.set_metrics(step, KIND, {"loss": sign * value})
 
-        interrupt(reader, {call: change(*what) for call, what in changes.items()})
-        found = await reader.lookup.best(reader.run_id, "loss", mode, kind=KIND, count=3)
-        steps = [each.step for each in found]
-        older_first = best == [1, 3, 2] and mode == "min"  # of equal ones
-        assert steps == ([1, 2, 3] if older_first else best)
-
-    play(story())
+    interrupt(reader, {call: change(*what) for call, what in changes.items()})
+    found = await reader.lookup.best(reader.run_id, "loss", mode, kind=KIND, count=3)
+    steps = [each.step for each in found]
+    older_first = best == [1, 3, 2] and mode == "min"  # of equal ones
+    assert steps == ([1, 2, 3] if older_first else best)
 
 
 @pytest.mark.parametrize("change", ["metric", "deletion"])
-def test_best_of_all_keeps_a_run_whose_best_changes_meanwhile(change: str) -> None:
-    async def story() -> None:
-        world = World()
-        writer, other, reader = world.registry(), world.registry("other"), world.registry()
-        claim = await writer.claim()
-        for step, value in ((1, 0.1), (2, 0.2)):
-            await saved(writer, claim, step, {"loss": value})
-        await saved(other, await other.claim(), 7, {"loss": 0.5})
+async def test_best_of_all_keeps_a_run_whose_best_changes_meanwhile(change: str) -> None:
+    world = World()
+    writer, other, reader = world.registry(), world.registry("other"), world.registry()
+    claim = await writer.claim()
+    for step, value in ((1, 0.1), (2, 0.2)):
+        await saved(writer, claim, step, {"loss": value})
+    await saved(other, await other.claim(), 7, {"loss": 0.5})
 
-        async def happen() -> None:
-            if change == "metric":
-                await writer.set_metrics(1, KIND, {"loss": 0.3})
-            else:
-                world.delete(RegistryKeys(writer.run_id).record(KIND, 1))
+    async def happen() -> None:
+        if change == "metric":
+            await writer.set_metrics(1, KIND, {"loss": 0.3})
+        else:
+            world.delete(RegistryKeys(writer.run_id).record(KIND, 1))
 
-        interrupt(reader, {2: happen})
-        found = await reader.lookup.best_of_all("loss", "min", count=2)
-        assert [(each.run_id, each.step) for each in found] == [("job", 2), ("other", 7)]
-
-    play(story())
+    interrupt(reader, {2: happen})
+    found = await reader.lookup.best_of_all("loss", "min", count=2)
+    assert [(each.run_id, each.step) for each in found] == [("job", 2), ("other", 7)]

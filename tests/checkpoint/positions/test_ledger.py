@@ -176,29 +176,26 @@ def test_a_range_that_was_given_back_is_lost() -> None:
     _alone(act)
 
 
-def test_mark_that_comes_while_a_range_is_given_back_is_not_taken_again() -> None:
-    async def run() -> None:
-        world = StoreWorld()
-        ledger, other = Ledger(slow := world.control(), RUN), Ledger(world.control(), RUN)
-        claim = await claim_generation(slow, RUN, "claim/a", now=lambda: 0.0)
-        await ledger.open(claim, Used.begin(10), range_size=10)
-        taken = await ledger.take(claim, 0)
-        assert taken is not None
-        txn, calls = slow.txn, 0
+async def test_mark_that_comes_while_a_range_is_given_back_is_not_taken_again() -> None:
+    world = StoreWorld()
+    ledger, other = Ledger(slow := world.control(), RUN), Ledger(world.control(), RUN)
+    claim = await claim_generation(slow, RUN, "claim/a", now=lambda: 0.0)
+    await ledger.open(claim, Used.begin(10), range_size=10)
+    taken = await ledger.take(claim, 0)
+    assert taken is not None
+    txn, calls = slow.txn, 0
 
-        async def marked_before_the_second(*arguments: Any) -> Any:
-            nonlocal calls
-            calls += 1
-            if calls == 2:
-                await other.mark(claim, taken, 4)
-            return await txn(*arguments)
+    async def marked_before_the_second(*arguments: Any) -> Any:
+        nonlocal calls
+        calls += 1
+        if calls == 2:
+            await other.mark(claim, taken, 4)
+        return await txn(*arguments)
 
-        slow.txn = marked_before_the_second  # type: ignore[method-assign]
-        with pytest.raises(RangeLost):
-            await ledger.give_back(claim, taken)
-        assert (await ledger.used()).done == ((0, 4),)
-
-    asyncio.run(run())
+    slow.txn = marked_before_the_second  # type: ignore[method-assign]
+    with pytest.raises(RangeLost):
+        await ledger.give_back(claim, taken)
+    assert (await ledger.used()).done == ((0, 4),)
 
 
 async def _cancelled(control: Any, call: Any, *, is_applied: bool) -> None:
@@ -221,38 +218,34 @@ async def _cancelled(control: Any, call: Any, *, is_applied: bool) -> None:
 
 
 @pytest.mark.parametrize("is_applied", [False, True])
-def test_call_that_was_cancelled_can_be_made_again(is_applied: bool) -> None:
+async def test_call_that_was_cancelled_can_be_made_again(is_applied: bool) -> None:
     """A range whose end was marked was told to be lost; one that was taken was lost for its epoch."""
-
-    async def run() -> None:
-        control = StoreWorld().control()
-        ledger = Ledger(control, RUN)
-        claim = await claim_generation(control, RUN, "claim/a", now=lambda: 0.0)
-        await ledger.open(claim, Used.begin(20), range_size=10)
-        await _cancelled(control, ledger.take(claim, 3), is_applied=is_applied)
-        first = await ledger.take(claim, 3)
-        assert first is not None
-        assert (first.first, first.end) == (0, 10)
-        await _cancelled(control, ledger.mark(claim, first, 4), is_applied=is_applied)
-        half = await ledger.mark(claim, first, 6)
-        await _cancelled(control, ledger.mark(claim, half, 8), is_applied=is_applied)
-        await _cancelled(control, ledger.mark(claim, half, 10), is_applied=is_applied)
-        assert (await ledger.mark(claim, half, 10)).done == 10
-        with pytest.raises(RangeLost):
-            await ledger.give_back(claim, half)
-        second = await ledger.take(claim, 3)
-        assert second is not None
-        await _cancelled(control, ledger.mark(claim, second, 15), is_applied=is_applied)
-        await _cancelled(control, ledger.give_back(claim, second), is_applied=is_applied)
-        await ledger.give_back(claim, second)
-        with pytest.raises(RangeLost):
-            await ledger.mark(claim, second, 20)
-        assert (await ledger.used()).done == ((0, 15 if is_applied else 10),)
-        while (left := await ledger.take(claim, 3)) is not None:
-            await ledger.mark(claim, left, left.end)
-        assert await ledger.is_over()
-
-    asyncio.run(run())
+    control = StoreWorld().control()
+    ledger = Ledger(control, RUN)
+    claim = await claim_generation(control, RUN, "claim/a", now=lambda: 0.0)
+    await ledger.open(claim, Used.begin(20), range_size=10)
+    await _cancelled(control, ledger.take(claim, 3), is_applied=is_applied)
+    first = await ledger.take(claim, 3)
+    assert first is not None
+    assert (first.first, first.end) == (0, 10)
+    await _cancelled(control, ledger.mark(claim, first, 4), is_applied=is_applied)
+    half = await ledger.mark(claim, first, 6)
+    await _cancelled(control, ledger.mark(claim, half, 8), is_applied=is_applied)
+    await _cancelled(control, ledger.mark(claim, half, 10), is_applied=is_applied)
+    assert (await ledger.mark(claim, half, 10)).done == 10
+    with pytest.raises(RangeLost):
+        await ledger.give_back(claim, half)
+    second = await ledger.take(claim, 3)
+    assert second is not None
+    await _cancelled(control, ledger.mark(claim, second, 15), is_applied=is_applied)
+    await _cancelled(control, ledger.give_back(claim, second), is_applied=is_applied)
+    await ledger.give_back(claim, second)
+    with pytest.raises(RangeLost):
+        await ledger.mark(claim, second, 20)
+    assert (await ledger.used()).done == ((0, 15 if is_applied else 10),)
+    while (left := await ledger.take(claim, 3)) is not None:
+        await ledger.mark(claim, left, left.end)
+    assert await ledger.is_over()
 
 
 def test_impossible_ledgers_are_refused_in_one_line() -> None:
@@ -321,18 +314,15 @@ def test_used_samples_that_cannot_be_are_refused(done: str) -> None:
         ("state", State(0, 10, 2, 1, ((0, 6),), ((4, 8),))),  # free and done
     ],
 )
-def test_record_that_cannot_be_true_is_refused_and_not_counted(key: str, record: Any) -> None:
-    async def story() -> None:
-        world = StoreWorld()
-        control = world.control(0, 0.0)
-        ledger = Ledger(control, RUN)
-        claim = await claim_generation(control, RUN, "round/1", now=lambda: 0.0)
-        await ledger.open(claim, Used.begin(10), range_size=2)
-        world.store.txn((), (put(f"{RegistryKeys(RUN).base}position/train/{key}", record.encode()),))
-        for refused in (ledger.used, lambda: ledger.take(claim, 0)):
-            with pytest.raises(RecordError, match=key):
-                await refused()
-        with pytest.raises(ConfigError, match="beyond"):
-            await ledger.open(claim, Used(0, 10, ((0, 12),)), range_size=2)
-
-    asyncio.run(asyncio.wait_for(story(), 90))
+async def test_record_that_cannot_be_true_is_refused_and_not_counted(key: str, record: Any) -> None:
+    world = StoreWorld()
+    control = world.control(0, 0.0)
+    ledger = Ledger(control, RUN)
+    claim = await claim_generation(control, RUN, "round/1", now=lambda: 0.0)
+    await ledger.open(claim, Used.begin(10), range_size=2)
+    world.store.txn((), (put(f"{RegistryKeys(RUN).base}position/train/{key}", record.encode()),))
+    for refused in (ledger.used, lambda: ledger.take(claim, 0)):
+        with pytest.raises(RecordError, match=key):
+            await refused()
+    with pytest.raises(ConfigError, match="beyond"):
+        await ledger.open(claim, Used(0, 10, ((0, 12),)), range_size=2)

@@ -29,149 +29,130 @@ from tests.virtual_store.direct import FakeControl
 LAST = Policy(keep_last=1)
 
 
-def test_unkept_checkpoint_loses_its_bytes_and_keys(tmp_path: Path) -> None:
-    async def story() -> None:
-        world = Kept(tmp_path)
-        saved = [await world.save(step, {"loss": step % 8}) for step in range(1, 9)]
-        planned = await world.collect(Policy(keep_last=2, keep_best=(Best("loss", "max"),)), dry_run=True)
-        assert world.steps() == [*range(1, 9)]
-        done = await world.collect(Policy(keep_last=2, keep_best=(Best("loss", "max"),)))
-        assert planned == done
-        assert (done.deleted, done.failures) == ([*saved[:6]], [])
-        assert done.freed_bytes == 6 * FILE_BYTES
-        assert {each.checkpoint.step: each.why for each in done.decisions if each.is_kept} == {
-            7: ("last 2", "best 1 by loss"),
-            8: ("latest", "last 2"),
-        }
-        assert world.directories() == [Path(each.uri).name for each in saved[6:]]
-        assert world.keys(KEYS.deletings) == []
-        assert [key.rpartition("/")[2] for key in world.keys(f"{KEYS.base}metric/")] == ["000000000008", "000000000007"]
-        latest = world.latest()
-        assert (latest.step, latest.count, latest.size_bytes) == (8, 2, 2 * FILE_BYTES)
-        loss = latest.best["loss"]
-        assert (loss.min_value, loss.min_step, loss.max_value, loss.max_step) == (0, 8, 7, 7)
-
-    play(story())
+async def test_unkept_checkpoint_loses_its_bytes_and_keys(tmp_path: Path) -> None:
+    world = Kept(tmp_path)
+    saved = [await world.save(step, {"loss": step % 8}) for step in range(1, 9)]
+    planned = await world.collect(Policy(keep_last=2, keep_best=(Best("loss", "max"),)), dry_run=True)
+    assert world.steps() == [*range(1, 9)]
+    done = await world.collect(Policy(keep_last=2, keep_best=(Best("loss", "max"),)))
+    assert planned == done
+    assert (done.deleted, done.failures) == ([*saved[:6]], [])
+    assert done.freed_bytes == 6 * FILE_BYTES
+    assert {each.checkpoint.step: each.why for each in done.decisions if each.is_kept} == {
+        7: ("last 2", "best 1 by loss"),
+        8: ("latest", "last 2"),
+    }
+    assert world.directories() == [Path(each.uri).name for each in saved[6:]]
+    assert world.keys(KEYS.deletings) == []
+    assert [key.rpartition("/")[2] for key in world.keys(f"{KEYS.base}metric/")] == ["000000000008", "000000000007"]
+    latest = world.latest()
+    assert (latest.step, latest.count, latest.size_bytes) == (8, 2, 2 * FILE_BYTES)
+    loss = latest.best["loss"]
+    assert (loss.min_value, loss.min_step, loss.max_value, loss.max_step) == (0, 8, 7, 7)
 
 
-def test_without_rules_nothing_goes(tmp_path: Path) -> None:
-    async def story() -> None:
-        world = Kept(tmp_path)
-        for step in (1, 2, 3):
-            await world.save(step)
-        done = await world.collect()
-        assert (world.steps(), done.deleted) == ([1, 2, 3], [])
-        assert {each.why for each in done.decisions[:2]} == {("no rule deletes it",)}
-
-    play(story())
+async def test_without_rules_nothing_goes(tmp_path: Path) -> None:
+    world = Kept(tmp_path)
+    for step in (1, 2, 3):
+        await world.save(step)
+    done = await world.collect()
+    assert (world.steps(), done.deleted) == ([1, 2, 3], [])
+    assert {each.why for each in done.decisions[:2]} == {("no rule deletes it",)}
 
 
-def test_the_latest_of_each_kind_and_what_is_held_stays(tmp_path: Path) -> None:
-    async def story() -> None:
-        world = Kept(tmp_path)
-        saved = {step: await world.save(step, kind=DCP if step % 2 else FILES) for step in range(1, 9)}
-        child = await world.save(1, run_id="tuned", parent=saved[1].reference)
-        registry = world.registry()
-        await registry.tag("release", saved[2])
-        await registry.pin_for(saved[3], "reader", 0)
-        done = await world.collect(Policy(max_bytes=0))
-        assert (world.steps(DCP), world.steps(FILES)) == ([1, 3, 7], [2, 8])
-        assert {each.checkpoint.step: each.why for each in done.decisions if each.is_kept} == {
-            1: ("held: child tuned@files@1",), 2: ("held: tag release",), 3: ("held: pin reader",),
-            7: ("latest",), 8: ("latest",),
-        }  # fmt: skip
-        # With its holds gone, each may go; the child lets go of its parent when it is deleted.
-        await registry.untag("release")
-        assert await registry.unpin(saved[3], "reader") == 1
-        await world.save(2, run_id="tuned")
-        assert (await world.registry("tuned").collect(LAST)).deleted == [child]
-        await world.collect(Policy(max_bytes=0))
-        assert (world.steps(DCP), world.steps(FILES)) == ([7], [8])
-        assert world.keys(KEYS.holds) == []
-
-    play(story())
+async def test_the_latest_of_each_kind_and_what_is_held_stays(tmp_path: Path) -> None:
+    world = Kept(tmp_path)
+    saved = {step: await world.save(step, kind=DCP if step % 2 else FILES) for step in range(1, 9)}
+    child = await world.save(1, run_id="tuned", parent=saved[1].reference)
+    registry = world.registry()
+    await registry.tag("release", saved[2])
+    await registry.pin_for(saved[3], "reader", 0)
+    done = await world.collect(Policy(max_bytes=0))
+    assert (world.steps(DCP), world.steps(FILES)) == ([1, 3, 7], [2, 8])
+    assert {each.checkpoint.step: each.why for each in done.decisions if each.is_kept} == {
+        1: ("held: child tuned@files@1",), 2: ("held: tag release",), 3: ("held: pin reader",),
+        7: ("latest",), 8: ("latest",),
+    }  # fmt: skip
+    # With its holds gone, each may go; the child lets go of its parent when it is deleted.
+    await registry.untag("release")
+    assert await registry.unpin(saved[3], "reader") == 1
+    await world.save(2, run_id="tuned")
+    assert (await world.registry("tuned").collect(LAST)).deleted == [child]
+    await world.collect(Policy(max_bytes=0))
+    assert (world.steps(DCP), world.steps(FILES)) == ([7], [8])
+    assert world.keys(KEYS.holds) == []
 
 
-def test_a_reader_learns_that_a_checkpoint_is_gone(tmp_path: Path) -> None:
-    async def story() -> None:
-        world = Kept(tmp_path)
-        first = await world.save(1)
-        await world.save(2)
-        await world.collect(LAST)
-        for take in (world.registry().pin_for(first, "late", 0), world.registry().tag("late", first)):
-            with pytest.raises(CheckpointNotFound, match="deleted, or about to be"):
-                await take
-        assert world.keys(KEYS.holds) == []
-
-    play(story())
+async def test_a_reader_learns_that_a_checkpoint_is_gone(tmp_path: Path) -> None:
+    world = Kept(tmp_path)
+    first = await world.save(1)
+    await world.save(2)
+    await world.collect(LAST)
+    for take in (world.registry().pin_for(first, "late", 0), world.registry().tag("late", first)):
+        with pytest.raises(CheckpointNotFound, match="deleted, or about to be"):
+            await take
+    assert world.keys(KEYS.holds) == []
 
 
 @pytest.mark.parametrize("seed", long_except(range(12), range(4)))
-def test_a_pin_and_a_deletion_never_both_succeed(seed: int, tmp_path: Path) -> None:
+async def test_a_pin_and_a_deletion_never_both_succeed(seed: int, tmp_path: Path) -> None:
     """Pins, tags and collectors at once, with lost answers: what is held at the end has its record and its bytes."""
+    world = Kept(tmp_path)
+    saved = [await world.save(step) for step in range(1, 6)]
 
-    async def story() -> None:
-        world = Kept(tmp_path)
-        saved = [await world.save(step) for step in range(1, 6)]
+    async def hold(number: int, checkpoint: Checkpoint) -> Checkpoint | None:
+        registry = world.registry(seed=seed * 100 + number, lost=0.04)
+        try:
+            if number % 2:
+                await registry.pin_for(checkpoint, "reader", 0)
+            else:
+                await registry.tag("tag", checkpoint)
+        except CheckpointNotFound:
+            return None
+        return checkpoint
 
-        async def hold(number: int, checkpoint: Checkpoint) -> Checkpoint | None:
-            registry = world.registry(seed=seed * 100 + number, lost=0.04)
-            try:
-                if number % 2:
-                    await registry.pin_for(checkpoint, "reader", 0)
-                else:
-                    await registry.tag("tag", checkpoint)
-            except CheckpointNotFound:
-                return None
-            return checkpoint
+    async def collect(number: int) -> Collected:
+        return await world.registry(seed=seed * 1000 + number, lost=0.04).collect(LAST)
 
-        async def collect(number: int) -> Collected:
-            return await world.registry(seed=seed * 1000 + number, lost=0.04).collect(LAST)
-
-        held, *collected = await asyncio.gather(
-            asyncio.gather(*(hold(number, each) for number, each in enumerate(saved[:4]))), collect(1), collect(2)
-        )
-        tagged = (await world.registry().tags()).get("tag")
-        for number, each in enumerate(held):
-            if each is not None and (number % 2 or each.reference == tagged):
-                assert each.step in world.steps()
-                assert Place(each.uri).exists("sub/a.bin")
-        assert len(world.directories()) == len(world.steps())
-        gone = sorted(each.step for result in collected for each in result.deleted)
-        # Seed 10: the answer of a deletion was lost, and the other collector finished that deletion: it tells of it.
-        finished = [each.step for each in saved for result in collected if each.uri in result.given_up]
-        assert sorted({*gone, *finished, *world.steps()}) == [1, 2, 3, 4, 5]
-        assert len(gone) == len(set(gone))  # each was deleted by one of them
-        assert (world.latest().count, world.latest().step) == (len(world.steps()), 5)
-
-    play(story())
+    held, *collected = await asyncio.gather(
+        asyncio.gather(*(hold(number, each) for number, each in enumerate(saved[:4]))), collect(1), collect(2)
+    )
+    tagged = (await world.registry().tags()).get("tag")
+    for number, each in enumerate(held):
+        if each is not None and (number % 2 or each.reference == tagged):
+            assert each.step in world.steps()
+            assert Place(each.uri).exists("sub/a.bin")
+    assert len(world.directories()) == len(world.steps())
+    gone = sorted(each.step for result in collected for each in result.deleted)
+    # Seed 10: the answer of a deletion was lost, and the other collector finished that deletion: it tells of it.
+    finished = [each.step for each in saved for result in collected if each.uri in result.given_up]
+    assert sorted({*gone, *finished, *world.steps()}) == [1, 2, 3, 4, 5]
+    assert len(gone) == len(set(gone))  # each was deleted by one of them
+    assert (world.latest().count, world.latest().step) == (len(world.steps()), 5)
 
 
 @pytest.mark.parametrize("seed", range(6))
-def test_commits_and_metrics_beside_a_collection_keep_the_summary_right(seed: int, tmp_path: Path) -> None:
-    async def story() -> None:
-        world = Kept(tmp_path)
-        for step in range(1, 6):
-            await world.save(step, {"loss": step})
+async def test_commits_and_metrics_beside_a_collection_keep_the_summary_right(seed: int, tmp_path: Path) -> None:
+    world = Kept(tmp_path)
+    for step in range(1, 6):
+        await world.save(step, {"loss": step})
 
-        async def evaluate() -> None:
-            registry = world.registry(seed=seed, lost=0.04)
-            for step in (1, 4, 5):
-                try:
-                    await registry.set_metrics(step, FILES, {"loss": -step, "acc": step})
-                except CheckpointNotFound:
-                    pass  # it was deleted before
+    async def evaluate() -> None:
+        registry = world.registry(seed=seed, lost=0.04)
+        for step in (1, 4, 5):
+            try:
+                await registry.set_metrics(step, FILES, {"loss": -step, "acc": step})
+            except CheckpointNotFound:
+                pass  # it was deleted before
 
-        async def save() -> None:
-            await world.save(6, {"loss": 0.5})
-            await world.save(7, {"loss": 9})
+    async def save() -> None:
+        await world.save(6, {"loss": 0.5})
+        await world.save(7, {"loss": 9})
 
-        policy = Policy(keep_last=2, keep_best=(Best("loss"),))
-        collector = world.registry(seed=seed + 77, lost=0.04)
-        await asyncio.gather(evaluate(), save(), collector.collect(policy), world.registry(seed=seed).collect(policy))
-        _check_summary(world)
-
-    play(story())
+    policy = Policy(keep_last=2, keep_best=(Best("loss"),))
+    collector = world.registry(seed=seed + 77, lost=0.04)
+    await asyncio.gather(evaluate(), save(), collector.collect(policy), world.registry(seed=seed).collect(policy))
+    _check_summary(world)
 
 
 def _check_summary(world: Kept) -> None:
@@ -191,26 +172,23 @@ def _check_summary(world: Kept) -> None:
             assert name not in latest.best
 
 
-def test_it_collects_on_and_on(tmp_path: Path) -> None:
-    async def story() -> None:
-        world, seen = Kept(tmp_path), list[list[int]]()
-        await world.save(1)
-        collected = asyncio.Event()
+async def test_it_collects_on_and_on(tmp_path: Path) -> None:
+    world, seen = Kept(tmp_path), list[list[int]]()
+    await world.save(1)
+    collected = asyncio.Event()
 
-        def look(done: Collected) -> None:
-            seen.append([each.step for each in done.deleted])
-            collected.set()
+    def look(done: Collected) -> None:
+        seen.append([each.step for each in done.deleted])
+        collected.set()
 
-        collecting = asyncio.ensure_future(world.registry().collect_forever(LAST, every_s=0.001, on_collected=look))
-        for step in (2, 3):
-            await world.save(step)
-            while world.steps() != [step]:
-                collected.clear()
-                await collected.wait()
-        collecting.cancel()
-        assert sorted(step for each in seen for step in each) == [1, 2]
-
-    play(story())
+    collecting = asyncio.ensure_future(world.registry().collect_forever(LAST, every_s=0.001, on_collected=look))
+    for step in (2, 3):
+        await world.save(step)
+        while world.steps() != [step]:
+            collected.clear()
+            await collected.wait()
+    collecting.cancel()
+    assert sorted(step for each in seen for step in each) == [1, 2]
 
 
 # ---- cut off
@@ -286,33 +264,30 @@ def test_cut_off_at_any_txn_the_next_collection_ends_it(is_done: bool, tmp_path:
 
 
 @pytest.mark.parametrize("after", [0, 1])
-def test_cut_off_between_bytes_the_next_collection_ends_it(
+async def test_cut_off_between_bytes_the_next_collection_ends_it(
     after: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def story() -> None:
-        world = Kept(tmp_path)
-        await _all_sorts_of_garbage(world)
-        delete_tree, calls = Place.delete_tree, 0
+    world = Kept(tmp_path)
+    await _all_sorts_of_garbage(world)
+    delete_tree, calls = Place.delete_tree, 0
 
-        def stumble(place: Place) -> None:
-            nonlocal calls
-            calls += 1
-            place.delete("sub/a.bin")
-            if after:
-                delete_tree(place)
-            raise Crash
+    def stumble(place: Place) -> None:
+        nonlocal calls
+        calls += 1
+        place.delete("sub/a.bin")
+        if after:
+            delete_tree(place)
+        raise Crash
 
-        for number in range(1, 5):  # the attempt, and three checkpoints
-            monkeypatch.setattr(Place, "delete_tree", stumble)
-            with pytest.raises(Crash):
-                await world.collect(LAST)
-            assert calls == number
-            monkeypatch.setattr(Place, "delete_tree", delete_tree)
-            await world.collect()  # what was begun is ended, the rest waits
-        await world.collect(LAST)
-        assert (world.steps(), len(world.directories()), world.keys(KEYS.deletings)) == ([5], 1, [])
-
-    play(story())
+    for number in range(1, 5):  # the attempt, and three checkpoints
+        monkeypatch.setattr(Place, "delete_tree", stumble)
+        with pytest.raises(Crash):
+            await world.collect(LAST)
+        assert calls == number
+        monkeypatch.setattr(Place, "delete_tree", delete_tree)
+        await world.collect()  # what was begun is ended, the rest waits
+    await world.collect(LAST)
+    assert (world.steps(), len(world.directories()), world.keys(KEYS.deletings)) == ([5], 1, [])
 
 
 _saved = st.dictionaries(

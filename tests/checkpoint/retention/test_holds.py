@@ -17,192 +17,158 @@ from raftkv.checkpoint.records import Checkpoint, Reference
 from raftkv.checkpoint.storage.place import Place
 from raftkv.errors import ConfigError
 from tests.checkpoint.retention.kept import Kept
-from tests.checkpoint.world import KEYS, RUN, play
+from tests.checkpoint.world import KEYS, RUN
 from tests.long import long_except
 
 PATIENCE_S = 90.0
 
 
-def test_a_tag_moves_with_its_hold(tmp_path: Path) -> None:
-    async def story() -> None:
-        world = Kept(tmp_path)
-        one, two = [await world.save(step) for step in (1, 2)]
-        registry = world.registry()
-        for checkpoint in (one, one, two):
-            await registry.tag("release candidate", checkpoint)
-            assert await registry.tags() == {"release candidate": checkpoint.reference}
-            assert await registry.tagged("release candidate") == checkpoint
-            held = [(info.checkpoint, info.why, info.name) for info in await registry.holds()]
-            assert held == [(checkpoint.reference, TAG, "release candidate")]
-        assert [await registry.untag("release candidate") for _ in range(2)] == [True, False]
-        assert (world.keys(KEYS.holds), world.keys(KEYS.tags)) == ([], [])
-
-    play(story())
+async def test_a_tag_moves_with_its_hold(tmp_path: Path) -> None:
+    world = Kept(tmp_path)
+    one, two = [await world.save(step) for step in (1, 2)]
+    registry = world.registry()
+    for checkpoint in (one, one, two):
+        await registry.tag("release candidate", checkpoint)
+        assert await registry.tags() == {"release candidate": checkpoint.reference}
+        assert await registry.tagged("release candidate") == checkpoint
+        held = [(info.checkpoint, info.why, info.name) for info in await registry.holds()]
+        assert held == [(checkpoint.reference, TAG, "release candidate")]
+    assert [await registry.untag("release candidate") for _ in range(2)] == [True, False]
+    assert (world.keys(KEYS.holds), world.keys(KEYS.tags)) == ([], [])
 
 
-def test_pin_and_tag_on_an_attempt_that_is_gone_leave_those_of_its_successor(tmp_path: Path) -> None:
-    async def story() -> None:
-        world = Kept(tmp_path)
-        present = await world.save(1)
-        gone = replace(present, number=present.number - 1)
-        registry = world.registry()
-        await registry.pin_for(present, "evaluator", 0)
-        await registry.tag("release", present)
-        before = world.keys(KEYS.base)
-        for refused in (registry.pin_for(gone, "evaluator", 0), registry.tag("other", gone)):
-            with pytest.raises(CheckpointNotFound, match="is deleted, or about to be"):
-                await refused
-        assert world.keys(KEYS.base) == before
-
-    play(story())
+async def test_pin_and_tag_on_an_attempt_that_is_gone_leave_those_of_its_successor(tmp_path: Path) -> None:
+    world = Kept(tmp_path)
+    present = await world.save(1)
+    gone = replace(present, number=present.number - 1)
+    registry = world.registry()
+    await registry.pin_for(present, "evaluator", 0)
+    await registry.tag("release", present)
+    before = world.keys(KEYS.base)
+    for refused in (registry.pin_for(gone, "evaluator", 0), registry.tag("other", gone)):
+        with pytest.raises(CheckpointNotFound, match="is deleted, or about to be"):
+            await refused
+    assert world.keys(KEYS.base) == before
 
 
 @pytest.mark.parametrize("seed", long_except(range(20), range(6)))
-def test_tags_that_move_at_once_leave_one_hold(seed: int, tmp_path: Path) -> None:
-    async def story() -> None:
-        world = Kept(tmp_path)
-        saved = [await world.save(step) for step in (1, 2, 3)]
-        moving = (world.registry(seed=seed * 10 + each.step, lost=0.03).tag("a", each) for each in saved)
-        await asyncio.gather(*moving, world.registry(seed=seed).untag("a"))
-        tags = await world.registry().tags()
-        assert [info.checkpoint for info in await world.registry().holds()] == list(tags.values())
-
-    play(story())
+async def test_tags_that_move_at_once_leave_one_hold(seed: int, tmp_path: Path) -> None:
+    world = Kept(tmp_path)
+    saved = [await world.save(step) for step in (1, 2, 3)]
+    moving = (world.registry(seed=seed * 10 + each.step, lost=0.03).tag("a", each) for each in saved)
+    await asyncio.gather(*moving, world.registry(seed=seed).untag("a"))
+    tags = await world.registry().tags()
+    assert [info.checkpoint for info in await world.registry().holds()] == list(tags.values())
 
 
-def test_a_tag_may_be_on_a_checkpoint_of_another_run(tmp_path: Path) -> None:
-    async def story() -> None:
-        world = Kept(tmp_path)
-        one = await world.save(1)
-        await world.save(2)
-        registry = world.registry("served")
-        await registry.tag("live", one)
-        await world.registry().tag("live", one)
-        assert await registry.tagged("live") == one
-        await world.registry().untag("live")
-        assert (await world.collect(Policy(keep_last=1))).deleted == []
-        await registry.untag("live")
-        assert (await world.collect(Policy(keep_last=1))).deleted == [one]
-
-    play(story())
+async def test_a_tag_may_be_on_a_checkpoint_of_another_run(tmp_path: Path) -> None:
+    world = Kept(tmp_path)
+    one = await world.save(1)
+    await world.save(2)
+    registry = world.registry("served")
+    await registry.tag("live", one)
+    await world.registry().tag("live", one)
+    assert await registry.tagged("live") == one
+    await world.registry().untag("live")
+    assert (await world.collect(Policy(keep_last=1))).deleted == []
+    await registry.untag("live")
+    assert (await world.collect(Policy(keep_last=1))).deleted == [one]
 
 
 @pytest.mark.parametrize("name", ["", ".", "..", "a/b", "a\nb", "x" * 201])
-def test_names_that_cannot_be_used_are_refused(name: str, tmp_path: Path) -> None:
-    async def story() -> None:
-        world = Kept(tmp_path)
-        saved = await world.save(1)
-        registry = world.registry()
-        for use in (
-            registry.tag(name, saved), registry.untag(name), registry.pin_for(saved, name, 0),
-            registry.unpin(saved, name),
-        ):  # fmt: skip
-            with pytest.raises(ConfigError, match="cannot be used"):
-                await use
+async def test_names_that_cannot_be_used_are_refused(name: str, tmp_path: Path) -> None:
+    world = Kept(tmp_path)
+    saved = await world.save(1)
+    registry = world.registry()
+    for use in (
+        registry.tag(name, saved), registry.untag(name), registry.pin_for(saved, name, 0),
+        registry.unpin(saved, name),
+    ):  # fmt: skip
         with pytest.raises(ConfigError, match="cannot be used"):
-            registry.pin(saved, name)
-        assert world.keys(KEYS.holds) == []
-
-    play(story())
-
-
-def test_a_pin_that_many_take_at_once_is_taken_once(tmp_path: Path) -> None:
-    async def story() -> None:
-        world = Kept(tmp_path)
-        registry, saved = world.registry(), await world.save(1)
-        pin = registry.pin(saved, "reader")
-        await asyncio.gather(*(pin.take() for _ in range(5)))
-        assert [info.name for info in await registry.pins()] == ["reader"]
-        await pin.release()
-        assert await registry.pins() == []
-
-    play(story())
+            await use
+    with pytest.raises(ConfigError, match="cannot be used"):
+        registry.pin(saved, name)
+    assert world.keys(KEYS.holds) == []
 
 
-def test_pins_of_one_reader_hold_each_for_itself(tmp_path: Path) -> None:
-    async def story() -> None:
-        world = Kept(tmp_path)
-        saved = await world.save(1)
-        registry = world.registry()
-        await registry.pin_for(saved, "reader", 0)
-        await registry.pin_for(saved, "reader", 60)
-        await registry.pin_for(saved, "reader2", 60)
-        assert [(info.name, info.lease > 0) for info in await registry.pins()] == [
-            ("reader", False), ("reader", True), ("reader2", True),
-        ]  # fmt: skip
-        world.store.revoke((await registry.pins())[1].lease)
-        assert [(info.name, info.lease > 0) for info in await registry.pins()] == [("reader", False), ("reader2", True)]
-        assert await registry.unpin(saved.reference, "reader") == 1
-        assert [(info.name, info.why) for info in await registry.pins()] == [("reader2", PIN)]
-        with pytest.raises(ConfigError, match="not -1 s"):
-            await registry.pin_for(saved, "reader", -1)
-        await registry.pin_for(saved, "reader3", 0.5)
-        assert world.store.leases[(await registry.pins())[-1].lease].ttl_s == 1
-        with pytest.raises(TypeError, match="duration_s is a number of seconds"):
-            await registry.pin_for(saved, "reader", "60")
-
-    play(story())
+async def test_a_pin_that_many_take_at_once_is_taken_once(tmp_path: Path) -> None:
+    world = Kept(tmp_path)
+    registry, saved = world.registry(), await world.save(1)
+    pin = registry.pin(saved, "reader")
+    await asyncio.gather(*(pin.take() for _ in range(5)))
+    assert [info.name for info in await registry.pins()] == ["reader"]
+    await pin.release()
+    assert await registry.pins() == []
 
 
-def test_unpin_takes_no_pin_of_a_reader_whose_name_goes_on_behind_an_at(tmp_path: Path) -> None:
+async def test_pins_of_one_reader_hold_each_for_itself(tmp_path: Path) -> None:
+    world = Kept(tmp_path)
+    saved = await world.save(1)
+    registry = world.registry()
+    await registry.pin_for(saved, "reader", 0)
+    await registry.pin_for(saved, "reader", 60)
+    await registry.pin_for(saved, "reader2", 60)
+    assert [(info.name, info.lease > 0) for info in await registry.pins()] == [
+        ("reader", False), ("reader", True), ("reader2", True),
+    ]  # fmt: skip
+    world.store.revoke((await registry.pins())[1].lease)
+    assert [(info.name, info.lease > 0) for info in await registry.pins()] == [("reader", False), ("reader2", True)]
+    assert await registry.unpin(saved.reference, "reader") == 1
+    assert [(info.name, info.why) for info in await registry.pins()] == [("reader2", PIN)]
+    with pytest.raises(ConfigError, match="not -1 s"):
+        await registry.pin_for(saved, "reader", -1)
+    await registry.pin_for(saved, "reader3", 0.5)
+    assert world.store.leases[(await registry.pins())[-1].lease].ttl_s == 1
+    with pytest.raises(TypeError, match="duration_s is a number of seconds"):
+        await registry.pin_for(saved, "reader", "60")
+
+
+async def test_unpin_takes_no_pin_of_a_reader_whose_name_goes_on_behind_an_at(tmp_path: Path) -> None:
     """Know readers apart: what served at a host was unpinned by what served, and then deleted under it."""
-
-    async def story() -> None:
-        world = Kept(tmp_path)
-        saved = await world.save(1)
-        registry = world.registry()
-        for reader in ("eval", "eval@host-1", "eval@", "eval@ab"):
-            await registry.pin_for(saved, reader, 60)
-            await registry.pin_for(saved, reader, 0)
-        assert await registry.unpin(saved, "eval") == 2
-        assert await registry.unpin(saved, "eval") == 0
-        assert {info.name for info in await registry.pins()} == {"eval@host-1", "eval@", "eval@ab"}
-        assert await registry.unpin(saved, "eval@") == 2
-        assert {info.name for info in await registry.pins()} == {"eval@host-1", "eval@ab"}
-
-    play(story())
+    world = Kept(tmp_path)
+    saved = await world.save(1)
+    registry = world.registry()
+    for reader in ("eval", "eval@host-1", "eval@", "eval@ab"):
+        await registry.pin_for(saved, reader, 60)
+        await registry.pin_for(saved, reader, 0)
+    assert await registry.unpin(saved, "eval") == 2
+    assert await registry.unpin(saved, "eval") == 0
+    assert {info.name for info in await registry.pins()} == {"eval@host-1", "eval@", "eval@ab"}
+    assert await registry.unpin(saved, "eval@") == 2
+    assert {info.name for info in await registry.pins()} == {"eval@host-1", "eval@ab"}
 
 
-def test_many_pins_of_one_reader_go_at_once(tmp_path: Path) -> None:
-    async def story() -> None:
-        world = Kept(tmp_path)
-        saved = await world.save(1)
-        registry = world.registry()
-        for _ in range(130):
-            await registry.pin_for(saved, "reader", 60)
-        assert await registry.unpin(saved, "reader") == 130
-        assert await registry.pins() == []
-
-    play(story())
+async def test_many_pins_of_one_reader_go_at_once(tmp_path: Path) -> None:
+    world = Kept(tmp_path)
+    saved = await world.save(1)
+    registry = world.registry()
+    for _ in range(130):
+        await registry.pin_for(saved, "reader", 60)
+    assert await registry.unpin(saved, "reader") == 130
+    assert await registry.pins() == []
 
 
-def test_a_late_copy_of_unpin_takes_no_later_pin(tmp_path: Path) -> None:
-    async def story() -> None:
-        world = Kept(tmp_path)
-        saved = await world.save(1)
-        registry = world.registry()
-        await registry.pin_for(saved, "reader", 0)
-        before = len(world.sent)
-        assert await registry.unpin(saved, "reader") == 1
-        copies = list(world.sent[before:])
-        await registry.pin_for(saved, "reader", 0)
-        for copy in copies:
-            copy()
-        assert [info.name for info in await registry.pins()] == ["reader"]
-
-    play(story())
+async def test_a_late_copy_of_unpin_takes_no_later_pin(tmp_path: Path) -> None:
+    world = Kept(tmp_path)
+    saved = await world.save(1)
+    registry = world.registry()
+    await registry.pin_for(saved, "reader", 0)
+    before = len(world.sent)
+    assert await registry.unpin(saved, "reader") == 1
+    copies = list(world.sent[before:])
+    await registry.pin_for(saved, "reader", 0)
+    for copy in copies:
+        copy()
+    assert [info.name for info in await registry.pins()] == ["reader"]
 
 
-def test_a_pin_on_another_checkpoint_of_the_step_is_refused(tmp_path: Path) -> None:
-    async def story() -> None:
-        world = Kept(tmp_path)
-        saved = await world.save(1)
-        other = Checkpoint(RUN, 1, 1, saved.number + 1, FILES, 1, "", "", "", 0, 0)
-        with pytest.raises(CheckpointNotFound):
-            await world.registry().pin_for(other, "reader", 0)
-        assert world.keys(KEYS.holds) == []
-
-    play(story())
+async def test_a_pin_on_another_checkpoint_of_the_step_is_refused(tmp_path: Path) -> None:
+    world = Kept(tmp_path)
+    saved = await world.save(1)
+    other = Checkpoint(RUN, 1, 1, saved.number + 1, FILES, 1, "", "", "", 0, 0)
+    with pytest.raises(CheckpointNotFound):
+        await world.registry().pin_for(other, "reader", 0)
+    assert world.keys(KEYS.holds) == []
 
 
 # ---- on real members

@@ -334,7 +334,7 @@ PIECES = 5_000_000
 
 
 @pytest.mark.parametrize("step", ["upload", "download"])
-def test_a_signal_ends_a_copy_that_is_under_way_and_leaves_nothing(
+async def test_a_signal_ends_a_copy_that_is_under_way_and_leaves_nothing(
     cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str
 ) -> None:
     """End in the middle: it went on to the end of the file, however large, and its copy stayed for a day."""
@@ -349,7 +349,7 @@ def test_a_signal_ends_a_copy_that_is_under_way_and_leaves_nothing(
             advance(0)
 
     monkeypatch.setattr(Place, step, in_pieces)
-    asyncio.run(interrupted(cluster, place, begun))
+    await interrupted(cluster, place, begun)
     assert (place.names(), len(pieces) < PIECES) == ([], True)
 
 
@@ -366,7 +366,7 @@ async def interrupted(
 
 
 @pytest.mark.parametrize("step", ["finish", "write"])
-def test_signal_between_a_file_and_its_manifest_leaves_a_whole_backup(
+async def test_signal_between_a_file_and_its_manifest_leaves_a_whole_backup(
     cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str
 ) -> None:
     """The file had its name, and its manifest was never written: it took the space of a backup for a day."""
@@ -378,12 +378,12 @@ def test_signal_between_a_file_and_its_manifest_leaves_a_whole_backup(
         real(*arguments)
 
     monkeypatch.setattr(Place, step, held)
-    asyncio.run(interrupted(cluster, place, begun, go_on.set))
+    await interrupted(cluster, place, begun, go_on.set)
     assert place.names() == [f"{one.name}{suffix}" for one in place.backups() for suffix in (".db", ".json")] != []
 
 
 @pytest.mark.parametrize("step", ["read_contents", "check"])
-def test_signal_waits_for_what_uses_the_temporary_directory(
+async def test_signal_waits_for_what_uses_the_temporary_directory(
     cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str
 ) -> None:
     """The directory was deleted beside the thread; the deletion failed, and backups went on for ever."""
@@ -397,5 +397,5 @@ def test_signal_waits_for_what_uses_the_temporary_directory(
         return real(*arguments)
 
     monkeypatch.setattr(command, step, held)
-    asyncio.run(interrupted(cluster, place, begun, go_on.set))
+    await interrupted(cluster, place, begun, go_on.set)
     assert (place.names(), has_directory) == ([], [True])

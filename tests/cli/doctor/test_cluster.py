@@ -11,12 +11,10 @@ from raftkv import __version__, aio
 from raftkv.cli import doctor as command
 from raftkv.cli.doctor import Level, judge
 from raftkv.config import Tracing
-from tests.rpc.loop import on_loop
 from tests.server.tracing.members import running
 
 
 @pytest.mark.long
-@on_loop
 async def test_members_are_found_and_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     async with (
         running(tmp_path, monkeypatch, [Tracing()] * 3) as (_, endpoints, _spans),

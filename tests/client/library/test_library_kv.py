@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-
 import pytest
 
 from raftkv import errors
@@ -195,23 +193,20 @@ def test_many_at_once(play):
     play(scenario)
 
 
-def test_views(member):
-    async def scenario():
-        async with connect(member.endpoints, namespace="views/") as outer:
-            jobs = outer.view("jobs/")
-            async with jobs.watch("", prefix=True) as watch:
-                await jobs.put("a", "1")
-                await outer.put("other", "2")
-                await jobs.view("deep/").put("b", "3")
-                assert [(await anext(watch)).key for _ in range(2)] == [b"a", b"deep/b"]
-            assert [item.key for item in await outer.range("", prefix=True)] == [b"jobs/a", b"jobs/deep/b", b"other"]
-            assert [item.key for item in await jobs.range("a", "\0")] == [b"a", b"deep/b"]
-            ok, results = await jobs.txn().when(jobs.value("a") == "1").then(get("a"), delete("", prefix=True)).commit()
-            assert (ok, results[0].key, results[1].deleted) == (True, b"a", 2)
-            await jobs.close()
-            assert [item.key for item in await outer.range("", prefix=True)] == [b"other"]
-
-    asyncio.run(scenario())
+async def test_views(member):
+    async with connect(member.endpoints, namespace="views/") as outer:
+        jobs = outer.view("jobs/")
+        async with jobs.watch("", prefix=True) as watch:
+            await jobs.put("a", "1")
+            await outer.put("other", "2")
+            await jobs.view("deep/").put("b", "3")
+            assert [(await anext(watch)).key for _ in range(2)] == [b"a", b"deep/b"]
+        assert [item.key for item in await outer.range("", prefix=True)] == [b"jobs/a", b"jobs/deep/b", b"other"]
+        assert [item.key for item in await jobs.range("a", "\0")] == [b"a", b"deep/b"]
+        ok, results = await jobs.txn().when(jobs.value("a") == "1").then(get("a"), delete("", prefix=True)).commit()
+        assert (ok, results[0].key, results[1].deleted) == (True, b"a", 2)
+        await jobs.close()
+        assert [item.key for item in await outer.range("", prefix=True)] == [b"other"]
 
 
 def test_looking_after_a_cluster(play, member):

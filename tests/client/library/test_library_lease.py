@@ -192,32 +192,25 @@ def test_a_lease_that_was_never_granted(play):
     play(scenario)
 
 
-def test_closing_the_client_loses_its_leases(member):
-    async def scenario():
-        async with connect(member.endpoints) as kv:
-            lease = await kv.lease(ttl=5)
-        assert lease.lost.is_set()
-        with pytest.raises(LeaseLost, match="the client was closed"):
-            lease.check()
-
-    asyncio.run(scenario())
+async def test_closing_the_client_loses_its_leases(member):
+    async with connect(member.endpoints) as kv:
+        lease = await kv.lease(ttl=5)
+    assert lease.lost.is_set()
+    with pytest.raises(LeaseLost, match="the client was closed"):
+        lease.check()
 
 
 @pytest.mark.long
-def test_a_lease_outlives_its_members(three):
+async def test_a_lease_outlives_its_members(three):
     """Every member in turn is killed; the lease of a client that looks for the next one in time is not lost."""
-
-    async def scenario():
-        async with connect(three.endpoints, timeout_s=30) as kv, kv.lease(ttl=15) as lease:
-            await kv.put("k", "v", lease=lease)
-            for member in three.members:
-                await asyncio.to_thread(member.kill)
-                before = lease.remaining_s
-                await renewed(lease, before)
-                await asyncio.to_thread(member.restart)
-            assert (await kv.get("k")).lease == lease.id
-
-    asyncio.run(asyncio.wait_for(scenario(), 120))
+    async with connect(three.endpoints, timeout_s=30) as kv, kv.lease(ttl=15) as lease:
+        await kv.put("k", "v", lease=lease)
+        for member in three.members:
+            await asyncio.to_thread(member.kill)
+            before = lease.remaining_s
+            await renewed(lease, before)
+            await asyncio.to_thread(member.restart)
+        assert (await kv.get("k")).lease == lease.id
 
 
 async def renewed(lease, before_s):
@@ -232,23 +225,19 @@ async def renewed(lease, before_s):
     await until(moved_on)
 
 
-def test_without_a_cluster_a_lease_is_lost_in_time(member):
+async def test_without_a_cluster_a_lease_is_lost_in_time(member):
     """No member answers any more: the lease is over when its TTL has passed on its own clock."""
-
-    async def scenario():
-        async with connect(member.endpoints) as kv:
-            lease = await kv.lease(ttl=2)
-            try:
-                await asyncio.to_thread(member.members[0].kill)
-                await lease.lost.wait()
-                assert lease.remaining_s == 0
-                text = rf"^lease {lease.id:x} is lost: no keep-alive was confirmed within 2 s"
-                with pytest.raises(LeaseLost, match=text):  # a reason follows, if there was time to try
-                    lease.check()
-            finally:
-                await asyncio.to_thread(member.members[0].restart)
-
-    asyncio.run(asyncio.wait_for(scenario(), 120))
+    async with connect(member.endpoints) as kv:
+        lease = await kv.lease(ttl=2)
+        try:
+            await asyncio.to_thread(member.members[0].kill)
+            await lease.lost.wait()
+            assert lease.remaining_s == 0
+            text = rf"^lease {lease.id:x} is lost: no keep-alive was confirmed within 2 s"
+            with pytest.raises(LeaseLost, match=text):  # a reason follows, if there was time to try
+                lease.check()
+        finally:
+            await asyncio.to_thread(member.members[0].restart)
 
 
 @pytest.mark.parametrize(

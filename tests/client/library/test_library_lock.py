@@ -260,43 +260,39 @@ def test_servers_and_this_library_stand_in_one_line(play):
 
 
 @pytest.mark.long
-def test_locks_survive_members_that_die(three):
+async def test_locks_survive_members_that_die(three):
     """Several workers count under one lock while members are killed; each fenced write must see the one before."""
+    inside = []
+    counts = []
 
-    async def scenario():
-        inside = []
-        counts = []
+    async def work(rounds):
+        async with connect(three.endpoints, timeout_s=10) as kv:
+            for _ in range(rounds):
+                async with kv.lock("name", ttl=10) as lock:
+                    inside.append(lock.fence)
+                    assert len(inside) == 1
+                    item = await kv.get("count")
+                    count = int(item.value) + 1 if item else 1
+                    await put_surely(kv, "count", str(count), lock)
+                    counts.append(count)
+                    inside.clear()
 
-        async def work(rounds):
-            async with connect(three.endpoints, timeout_s=10) as kv:
-                for _ in range(rounds):
-                    async with kv.lock("name", ttl=10) as lock:
-                        inside.append(lock.fence)
-                        assert len(inside) == 1
-                        item = await kv.get("count")
-                        count = int(item.value) + 1 if item else 1
-                        await put_surely(kv, "count", str(count), lock)
-                        counts.append(count)
-                        inside.clear()
+    async def progress():
+        wanted = min(len(counts) + 2, 18)
+        await until(lambda: len(counts) >= wanted)
 
-        async def progress():
-            wanted = min(len(counts) + 2, 18)
-            await until(lambda: len(counts) >= wanted)
+    async def kill_each():
+        for member in three.members:
+            await progress()
+            await asyncio.to_thread(member.kill)
+            await progress()
+            await asyncio.to_thread(member.restart)
 
-        async def kill_each():
-            for member in three.members:
-                await progress()
-                await asyncio.to_thread(member.kill)
-                await progress()
-                await asyncio.to_thread(member.restart)
-
-        async with asyncio.TaskGroup() as group:
-            for _ in range(3):
-                group.create_task(work(6))
-            group.create_task(kill_each())
-        assert counts == list(range(1, 19))
-
-    asyncio.run(asyncio.wait_for(scenario(), 150))
+    async with asyncio.TaskGroup() as group:
+        for _ in range(3):
+            group.create_task(work(6))
+        group.create_task(kill_each())
+    assert counts == list(range(1, 19))
 
 
 async def put_surely(kv, key, value, fence):

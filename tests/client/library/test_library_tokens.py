@@ -11,7 +11,6 @@ import pytest
 from raftkv import errors
 from raftkv.aio import connect
 from tests.procs import RAFTKV, Cluster
-from tests.rpc.loop import on_loop
 
 pytestmark = pytest.mark.long
 FAST = "--bcrypt-cost=4"
@@ -33,7 +32,6 @@ def jwt_flag(folder: Path, ttl: str) -> str:
     return f"--auth-token=jwt,pub-key={public},priv-key={key},sign-method=ES256,ttl={ttl}"
 
 
-@on_loop
 async def test_a_token_is_renewed_unnoticed_before_it_ends(tmp_path: Path) -> None:
     with Cluster(RAFTKV, flags=(FAST, jwt_flag(tmp_path, "2s"))) as cluster:
         (endpoint,) = cluster.endpoints
@@ -62,7 +60,6 @@ async def with_one_that_nobody_renews(endpoint: str, token: str) -> None:
             await kv.get("k")
 
 
-@on_loop
 async def test_session_of_write_only_user_restores_its_keys() -> None:
     with Cluster(RAFTKV, flags=(FAST,)) as cluster:
         (endpoint,) = cluster.endpoints
@@ -87,7 +84,6 @@ async def test_session_of_write_only_user_restores_its_keys() -> None:
                 assert found.lease == session.lease.id
 
 
-@on_loop
 async def test_member_that_forgot_tokens_costs_one_login() -> None:
     with Cluster(RAFTKV, flags=(FAST,)) as cluster:
         (endpoint,) = cluster.endpoints

@@ -179,37 +179,33 @@ def test_refusals(play):
 
 
 @pytest.mark.long
-def test_members_die_and_no_event_is_lost_or_seen_twice(three):
+async def test_members_die_and_no_event_is_lost_or_seen_twice(three):
     """Every member in turn is killed while a writer writes; two watches must see every revision once."""
+    async with connect(three.endpoints, timeout_s=10) as kv:
+        everything = kv.watch("k", prefix=True)
+        filtered = kv.watch("k1")
+        await everything.ready()
+        await filtered.ready()
+        written = []
 
-    async def scenario():
-        async with connect(three.endpoints, timeout_s=10) as kv:
-            everything = kv.watch("k", prefix=True)
-            filtered = kv.watch("k1")
-            await everything.ready()
-            await filtered.ready()
-            written = []
+        async def write(count):
+            for _ in range(count):
+                number = len(written)
+                written.append(None)
+                written[number] = await put_surely(kv, f"k{number % 3}", b"%d" % number)
 
-            async def write(count):
-                for _ in range(count):
-                    number = len(written)
-                    written.append(None)
-                    written[number] = await put_surely(kv, f"k{number % 3}", b"%d" % number)
-
-            for member in three.members:
-                await write(20)
-                await asyncio.to_thread(member.kill)
-                await write(20)
-                await asyncio.to_thread(member.restart)
-            last = await put_surely(kv, "k1", b"end")
-            seen = await events_until(everything, last)
-            assert [event.revision for event in seen] == sorted({event.revision for event in seen})
-            history = await kv.range("k", prefix=True)
-            assert {item.mod_revision for item in history} <= {event.revision for event in seen}
-            assert set(written) <= {event.revision for event in seen}
-            assert [event for event in seen if event.key == b"k1"] == await events_until(filtered, last)
-
-    asyncio.run(asyncio.wait_for(scenario(), 120))
+        for member in three.members:
+            await write(20)
+            await asyncio.to_thread(member.kill)
+            await write(20)
+            await asyncio.to_thread(member.restart)
+        last = await put_surely(kv, "k1", b"end")
+        seen = await events_until(everything, last)
+        assert [event.revision for event in seen] == sorted({event.revision for event in seen})
+        history = await kv.range("k", prefix=True)
+        assert {item.mod_revision for item in history} <= {event.revision for event in seen}
+        assert set(written) <= {event.revision for event in seen}
+        assert [event for event in seen if event.key == b"k1"] == await events_until(filtered, last)
 
 
 @pytest.mark.long
@@ -238,19 +234,16 @@ def test_an_idle_watch_keeps_ahead_of_compaction(program):
         asyncio.run(asyncio.wait_for(scenario(cluster), 90))
 
 
-def test_an_idle_watch_that_compaction_has_overtaken_is_told(member):
-    async def scenario():
-        async with connect(member.endpoints, timeout_s=20) as kv, kv.watch("idle") as watch:
-            for _ in range(5):
-                last = (await kv.put("busy", "x")).revision
-            await kv.compact(last)
-            await asyncio.to_thread(member.members[0].kill)
-            await asyncio.to_thread(member.members[0].restart)
-            with pytest.raises(Compacted) as raised:
-                await anext(watch)
-            assert raised.value.revision == last
-
-    asyncio.run(asyncio.wait_for(scenario(), 90))
+async def test_an_idle_watch_that_compaction_has_overtaken_is_told(member):
+    async with connect(member.endpoints, timeout_s=20) as kv, kv.watch("idle") as watch:
+        for _ in range(5):
+            last = (await kv.put("busy", "x")).revision
+        await kv.compact(last)
+        await asyncio.to_thread(member.members[0].kill)
+        await asyncio.to_thread(member.members[0].restart)
+        with pytest.raises(Compacted) as raised:
+            await anext(watch)
+        assert raised.value.revision == last
 
 
 async def put_surely(kv, key, value):

@@ -11,7 +11,6 @@ from raftkv.loop.scheduler import LONG_ACTIVE_MAX, Slices
 from raftkv.pb import rpc_pb2
 from raftkv.rpc.server.calls import UnaryCall
 from raftkv.server.streams.lease import LeaseService
-from tests.rpc.loop import on_loop
 
 CALLS = 100
 KEYS = 12_000
@@ -63,7 +62,6 @@ def service_of(attachments: Attachments, lessor: Lessor) -> LeaseService:
     return LeaseService(responder, cast(Any, lessor), cast(Any, None), Cork())
 
 
-@on_loop
 async def test_few_copies_of_the_keys_of_a_lease_are_there_at_a_time() -> None:
     attachments, lessor = Attachments(), Lessor()
     service = service_of(attachments, lessor)

@@ -270,32 +270,23 @@ def _no_waits(monkeypatch: pytest.MonkeyPatch) -> None:
 LONG_AGO = -1e9
 
 
-def test_damaged_leader_transfers_to_complete_member_and_stops() -> None:
-    async def scenario() -> None:
-        world = World(leader=1, connected={2: LONG_AGO, 3: LONG_AGO + 1}, behind=(2,))
-        world.damage.found(CorruptionError("record of revision 2.0 is corrupt"))
-        await world.rounds()
-        assert world.transfers == [3]
-        (error,) = world.stopped_by
-        assert (
-            str(error) == "the database /data/db of this member (m1, 1) is damaged: record of revision 2.0 is corrupt"
-        )
-        assert world.shown()["raftkv_database_damaged"] == 1
-
-    asyncio.run(scenario())
+async def test_damaged_leader_transfers_to_complete_member_and_stops() -> None:
+    world = World(leader=1, connected={2: LONG_AGO, 3: LONG_AGO + 1}, behind=(2,))
+    world.damage.found(CorruptionError("record of revision 2.0 is corrupt"))
+    await world.rounds()
+    assert world.transfers == [3]
+    (error,) = world.stopped_by
+    assert str(error) == "the database /data/db of this member (m1, 1) is damaged: record of revision 2.0 is corrupt"
+    assert world.shown()["raftkv_database_damaged"] == 1
 
 
-def test_leadership_is_kept_while_others_lack_entries() -> None:
+async def test_leadership_is_kept_while_others_lack_entries() -> None:
     """A transfer holds writes up, and a member that needs the database is never sent it."""
-
-    async def scenario() -> None:
-        world = World(leader=1, connected={2: LONG_AGO}, behind=(2,))
-        world.damage.found(CorruptionError("a record"))
-        await world.rounds()
-        assert (world.transfers, world.stopped_by) == ([], [])
-        world.damage.close()
-
-    asyncio.run(scenario())
+    world = World(leader=1, connected={2: LONG_AGO}, behind=(2,))
+    world.damage.found(CorruptionError("a record"))
+    await world.rounds()
+    assert (world.transfers, world.stopped_by) == ([], [])
+    world.damage.close()
 
 
 @pytest.mark.parametrize(
@@ -303,46 +294,40 @@ def test_leadership_is_kept_while_others_lack_entries() -> None:
     [{}, {2: LONG_AGO}, {2: LONG_AGO, 3: 1e18}],
     ids=["no member is connected", "the others are no quorum", "one has just come"],
 )
-def test_damaged_member_runs_while_quorum_needs_it(connected: dict[int, float]) -> None:
-    async def scenario() -> None:
-        world = World(leader=2, connected=connected)
-        world.damage.found(CorruptionError("a record"))
-        await world.rounds()
-        assert not world.stopped_by
-        connected.update({2: LONG_AGO, 3: LONG_AGO})
-        await world.rounds()
-        assert len(world.stopped_by) == 1
-
-    asyncio.run(scenario())
+async def test_damaged_member_runs_while_quorum_needs_it(connected: dict[int, float]) -> None:
+    world = World(leader=2, connected=connected)
+    world.damage.found(CorruptionError("a record"))
+    await world.rounds()
+    assert not world.stopped_by
+    connected.update({2: LONG_AGO, 3: LONG_AGO})
+    await world.rounds()
+    assert len(world.stopped_by) == 1
 
 
-def test_compacted_damage_is_forgotten() -> None:
-    async def scenario() -> None:
-        world = World(leader=2, connected={})
-        store: Any = SimpleNamespace(size_bytes=1, space_error=None)
-        store.backend = store
-        outcomes: list[Exception | None] = [CorruptionError("a record"), StorageError("given up"), None]
+async def test_compacted_damage_is_forgotten() -> None:
+    world = World(leader=2, connected={})
+    store: Any = SimpleNamespace(size_bytes=1, space_error=None)
+    store.backend = store
+    outcomes: list[Exception | None] = [CorruptionError("a record"), StorageError("given up"), None]
 
-        def check(rest: Callable[[float], None]) -> None:
-            rest(0.0)
-            if (error := outcomes.pop(0)) is not None:
-                raise error
+    def check(rest: Callable[[float], None]) -> None:
+        rest(0.0)
+        if (error := outcomes.pop(0)) is not None:
+            raise error
 
-        store.check = check
-        scrub = Scrub(store, world.damage)
-        for damaged in (1, 1, 0):
-            await scrub.pass_once()
-            assert world.shown()["raftkv_database_damaged"] == damaged
-        shown = world.shown()
-        assert [shown[f"raftkv_scrub_passes_total/{result}"] for result in ("clean", "damaged", "given up")] == [
-            1,
-            1,
-            1,
-        ]
-        assert shown["raftkv_scrub_clean_timestamp_seconds"] > 0
-        world.damage.close()
-
-    asyncio.run(scenario())
+    store.check = check
+    scrub = Scrub(store, world.damage)
+    for damaged in (1, 1, 0):
+        await scrub.pass_once()
+        assert world.shown()["raftkv_database_damaged"] == damaged
+    shown = world.shown()
+    assert [shown[f"raftkv_scrub_passes_total/{result}"] for result in ("clean", "damaged", "given up")] == [
+        1,
+        1,
+        1,
+    ]
+    assert shown["raftkv_scrub_clean_timestamp_seconds"] > 0
+    world.damage.close()
 
 
 def test_a_pass_rests_in_proportion_and_gives_way(monkeypatch: pytest.MonkeyPatch) -> None:

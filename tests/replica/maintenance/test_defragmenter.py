@@ -59,85 +59,69 @@ def make(fake: Fake, fatal: Any = None) -> Defragmenter:
     return Defragmenter(store, Path("/"), fatal or (lambda _: None), lambda _: None, lambda *_: None)
 
 
-def test_requests_during_a_run_share_the_next_run() -> None:
-    async def scenario() -> None:
-        fake = Fake()
-        defragmenter = make(fake)
-        first = asyncio.create_task(defragmenter.run())
-        await fake.is_waiting.wait()
-        others = [asyncio.create_task(defragmenter.run()) for _ in range(3)]
-        others[0].cancel()
-        await asyncio.wait([others[0]])
-        assert fake.runs == 1
-        await fake.end()
-        await first
-        await fake.end()
-        await asyncio.gather(*others[1:])
-        assert (fake.runs, fake.closed) == (2, 2)
-        await defragmenter.close()
-
-    asyncio.run(scenario())
+async def test_requests_during_a_run_share_the_next_run() -> None:
+    fake = Fake()
+    defragmenter = make(fake)
+    first = asyncio.create_task(defragmenter.run())
+    await fake.is_waiting.wait()
+    others = [asyncio.create_task(defragmenter.run()) for _ in range(3)]
+    others[0].cancel()
+    await asyncio.wait([others[0]])
+    assert fake.runs == 1
+    await fake.end()
+    await first
+    await fake.end()
+    await asyncio.gather(*others[1:])
+    assert (fake.runs, fake.closed) == (2, 2)
+    await defragmenter.close()
 
 
-def test_shared_run_answers_callers_in_slices() -> None:
+async def test_shared_run_answers_callers_in_slices() -> None:
     """17,000 calls that waited for one run were answered in one turn."""
-
-    async def scenario() -> None:
-        fake = Fake()
-        defragmenter = make(fake)
-        sharing = [asyncio.create_task(defragmenter.run()) for _ in range(5 * TOLD_IN_A_TURN)]
-        await fake.end()
-        counts = [0]
-        while counts[-1] < len(sharing):
-            await asyncio.sleep(0)
-            counts.append(sum(task.done() for task in sharing))
-        assert max(after - before for before, after in pairwise(counts)) <= TOLD_IN_A_TURN
-        assert fake.runs == 1
-
-    asyncio.run(scenario())
+    fake = Fake()
+    defragmenter = make(fake)
+    sharing = [asyncio.create_task(defragmenter.run()) for _ in range(5 * TOLD_IN_A_TURN)]
+    await fake.end()
+    counts = [0]
+    while counts[-1] < len(sharing):
+        await asyncio.sleep(0)
+        counts.append(sum(task.done() for task in sharing))
+    assert max(after - before for before, after in pairwise(counts)) <= TOLD_IN_A_TURN
+    assert fake.runs == 1
 
 
-def test_a_failure_is_told_and_the_next_run_may_do_better() -> None:
-    async def scenario() -> None:
-        fake = Fake()
-        defragmenter = make(fake)
-        fake.failure = SpaceError("full")
-        with pytest.raises(SpaceError):
-            await defragmenter.run()
-        fake.failure = None
-        run = asyncio.create_task(defragmenter.run())
-        await fake.end()
+async def test_a_failure_is_told_and_the_next_run_may_do_better() -> None:
+    fake = Fake()
+    defragmenter = make(fake)
+    fake.failure = SpaceError("full")
+    with pytest.raises(SpaceError):
+        await defragmenter.run()
+    fake.failure = None
+    run = asyncio.create_task(defragmenter.run())
+    await fake.end()
+    await run
+    assert fake.closed == 2
+
+
+async def test_a_file_that_has_lost_its_name_stops_the_member() -> None:
+    fake, fatal = Fake(), []
+    run = asyncio.create_task(make(fake, fatal.append).run())
+    error = InvariantError("exchanged")
+    await fake.end(error)
+    with pytest.raises(InvariantError):
         await run
-        assert fake.closed == 2
-
-    asyncio.run(scenario())
+    assert fatal == [error]
 
 
-def test_a_file_that_has_lost_its_name_stops_the_member() -> None:
-    async def scenario() -> None:
-        fake, fatal = Fake(), []
-        run = asyncio.create_task(make(fake, fatal.append).run())
-        error = InvariantError("exchanged")
-        await fake.end(error)
-        with pytest.raises(InvariantError):
-            await run
-        assert fatal == [error]
-
-    asyncio.run(scenario())
-
-
-def test_the_end_of_the_member_does_not_wait_for_a_full_disk(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def scenario() -> None:
-        monkeypatch.setattr(defragmentation, "CLOSE_TIMEOUT_S", 0.01)
-        fake = Fake()
-        defragmenter = make(fake)
-        run = asyncio.create_task(defragmenter.run())
-        await fake.is_waiting.wait()
-        await defragmenter.close()
-        with pytest.raises(asyncio.CancelledError):
-            await run
-        assert fake.closed == 1
-        with pytest.raises(StorageError, match="stops"):
-            await defragmenter.run()
-
-    asyncio.run(scenario())
+async def test_the_end_of_the_member_does_not_wait_for_a_full_disk(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(defragmentation, "CLOSE_TIMEOUT_S", 0.01)
+    fake = Fake()
+    defragmenter = make(fake)
+    run = asyncio.create_task(defragmenter.run())
+    await fake.is_waiting.wait()
+    await defragmenter.close()
+    with pytest.raises(asyncio.CancelledError):
+        await run
+    assert fake.closed == 1
+    with pytest.raises(StorageError, match="stops"):
+        await defragmenter.run()

@@ -38,80 +38,73 @@ def _parts() -> tuple[Hashes, MaintenanceService]:
 
 
 @pytest.mark.parametrize("method", ["hash", "hash_kv"])
-def test_clients_hash_one_at_a_time_and_members_wait_for_none_of_them(
+async def test_clients_hash_one_at_a_time_and_members_wait_for_none_of_them(
     method: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Sixteen at once took a turn of 60 ms, a put of 149 ms and all threads that the member has for what may block.
-    async def run() -> None:
-        hashes, service = _parts()
-        go_on, running, most = asyncio.Event(), 0, 0
+    hashes, service = _parts()
+    go_on, running, most = asyncio.Event(), 0, 0
 
-        async def on_thread(job: Any, *arguments: Any) -> Any:
-            nonlocal running, most
-            running += 1
-            most = max(most, running)
-            await go_on.wait()
-            running -= 1
-            return job(*arguments)
+    async def on_thread(job: Any, *arguments: Any) -> Any:
+        nonlocal running, most
+        running += 1
+        most = max(most, running)
+        await go_on.wait()
+        running -= 1
+        return job(*arguments)
 
-        monkeypatch.setattr(hashes_module.asyncio, "to_thread", on_thread)
-        request = rpc_pb2.HashKVRequest()
-        clients = [asyncio.ensure_future(getattr(service, method)(request, cast(UnaryCall, None))) for _ in range(5)]
-        await until(lambda: running)
-        for _ in range(20):
-            await asyncio.sleep(0)
-        assert running == 1
-        member = asyncio.ensure_future(hashes.at(0))
-        await until(lambda: running == 2)
-        go_on.set()
-        answers = await asyncio.gather(*clients)
-        await member
-        assert len(set(answers)) == 1
-        assert most == 2
-
-    asyncio.run(run())
+    monkeypatch.setattr(hashes_module.asyncio, "to_thread", on_thread)
+    request = rpc_pb2.HashKVRequest()
+    clients = [asyncio.ensure_future(getattr(service, method)(request, cast(UnaryCall, None))) for _ in range(5)]
+    await until(lambda: running)
+    for _ in range(20):
+        await asyncio.sleep(0)
+    assert running == 1
+    member = asyncio.ensure_future(hashes.at(0))
+    await until(lambda: running == 2)
+    go_on.set()
+    answers = await asyncio.gather(*clients)
+    await member
+    assert len(set(answers)) == 1
+    assert most == 2
 
 
 @pytest.mark.parametrize("method", ["hash", "hash_kv"])
-def test_a_client_that_leaves_has_its_hash_end_before_the_next_begins(
+async def test_a_client_that_leaves_has_its_hash_end_before_the_next_begins(
     method: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Calls with short deadlines had the database read as often at once as the member has threads for what may block:
     each scan went on without its client, and the next began.
     """
+    _, service = _parts()
+    threads: list[asyncio.Future[None]] = []
+    ended: list[BaseException | None] = []
 
-    async def run() -> None:
-        _, service = _parts()
-        threads: list[asyncio.Future[None]] = []
-        ended: list[BaseException | None] = []
+    async def on_thread(job: Any, *arguments: Any) -> Any:
+        """A thread cannot be cancelled."""
+        threads.append(asyncio.get_running_loop().create_future())
+        await asyncio.wait([threads[-1]])
+        try:
+            found = job(*arguments)
+        except StorageError as error:
+            ended.append(error)
+            raise
+        ended.append(None)
+        return found
 
-        async def on_thread(job: Any, *arguments: Any) -> Any:
-            """A thread cannot be cancelled."""
-            threads.append(asyncio.get_running_loop().create_future())
-            await asyncio.wait([threads[-1]])
-            try:
-                found = job(*arguments)
-            except StorageError as error:
-                ended.append(error)
-                raise
-            ended.append(None)
-            return found
-
-        monkeypatch.setattr(hashes_module.asyncio, "to_thread", on_thread)
-        request = rpc_pb2.HashKVRequest()
-        calls = [asyncio.ensure_future(getattr(service, method)(request, cast(UnaryCall, None))) for _ in range(3)]
-        await until(lambda: bool(threads))
-        calls[0].cancel()
-        for _ in range(20):
-            await asyncio.sleep(0)
-        assert len(threads) == 1, "its thread is at work still"
-        threads[0].set_result(None)
-        await until(lambda: len(threads) == 2)
-        assert str(ended[0]) == "a hash was given up"
-        threads[1].set_result(None)
-        await until(lambda: len(threads) == 3)
-        threads[2].set_result(None)
-        assert await calls[1] == await calls[2]
-        assert calls[0].cancelled()
-
-    asyncio.run(run())
+    monkeypatch.setattr(hashes_module.asyncio, "to_thread", on_thread)
+    request = rpc_pb2.HashKVRequest()
+    calls = [asyncio.ensure_future(getattr(service, method)(request, cast(UnaryCall, None))) for _ in range(3)]
+    await until(lambda: bool(threads))
+    calls[0].cancel()
+    for _ in range(20):
+        await asyncio.sleep(0)
+    assert len(threads) == 1, "its thread is at work still"
+    threads[0].set_result(None)
+    await until(lambda: len(threads) == 2)
+    assert str(ended[0]) == "a hash was given up"
+    threads[1].set_result(None)
+    await until(lambda: len(threads) == 3)
+    threads[2].set_result(None)
+    assert await calls[1] == await calls[2]
+    assert calls[0].cancelled()

@@ -90,30 +90,27 @@ async def begun() -> tuple[World, Caller]:
 
 
 @pytest.mark.interpreted
-def test_an_entry_under_way_holds_back_what_follows_and_nothing_else() -> None:
-    async def scenario() -> None:
-        world, deletion = await begun()
-        applied = world.node.applied
-        read, later = _Read(world), propose(world, put(b"new"), Kind.PUT)
-        world.node.read(read)
-        for _ in range(3):
-            await asyncio.sleep(0)
-        # The log goes on: the put is committed, but not applied, and readers see what was before.
-        assert world.node.raw.raft.log.committed == applied + 2
-        assert (world.node.applied, deletion.outcome, later.outcome) == (applied, None, None)
-        assert not world.node.applying.is_whole
-        assert count(world) == KEYS
-        assert world.machine.store.durable_index <= applied
-        await passes(world, lambda: later.outcome is not None and read.found is not None)
-        assert isinstance(deletion.outcome, Outcome)
-        assert deletion.outcome.error is None
-        assert read.found in (0, 1)  # the deletion is seen, the put perhaps
-        assert count(world) == 1
-        assert (world.node.applied, world.node.applying.is_whole) == (applied + 2, True)
-        assert world.failures == []
-        assert world.machine.reopened().store.applied_index == applied + 2
-
-    asyncio.run(scenario())
+async def test_an_entry_under_way_holds_back_what_follows_and_nothing_else() -> None:
+    world, deletion = await begun()
+    applied = world.node.applied
+    read, later = _Read(world), propose(world, put(b"new"), Kind.PUT)
+    world.node.read(read)
+    for _ in range(3):
+        await asyncio.sleep(0)
+    # The log goes on: the put is committed, but not applied, and readers see what was before.
+    assert world.node.raw.raft.log.committed == applied + 2
+    assert (world.node.applied, deletion.outcome, later.outcome) == (applied, None, None)
+    assert not world.node.applying.is_whole
+    assert count(world) == KEYS
+    assert world.machine.store.durable_index <= applied
+    await passes(world, lambda: later.outcome is not None and read.found is not None)
+    assert isinstance(deletion.outcome, Outcome)
+    assert deletion.outcome.error is None
+    assert read.found in (0, 1)  # the deletion is seen, the put perhaps
+    assert count(world) == 1
+    assert (world.node.applied, world.node.applying.is_whole) == (applied + 2, True)
+    assert world.failures == []
+    assert world.machine.reopened().store.applied_index == applied + 2
 
 
 class _InOrder(Caller):
@@ -138,218 +135,182 @@ def _submit_long(world: World, order: list[Caller], count: int) -> list[Caller]:
     return long
 
 
-def test_a_short_entry_waits_for_one_long_entry_at_most() -> None:
-    async def run() -> None:
-        world, order = await leader(), list[Caller]()
-        long = _submit_long(world, order, 3)
-        short = _InOrder(put(b"short"), order, b"busy")
-        world.node.submit(Kind.PUT, short.request.SerializeToString(), short, None)
-        await passes(world, lambda: len(order) == 4)
-        assert order == [long[0], short, *long[1:]]
-
-    asyncio.run(run())
+async def test_a_short_entry_waits_for_one_long_entry_at_most() -> None:
+    world, order = await leader(), list[Caller]()
+    long = _submit_long(world, order, 3)
+    short = _InOrder(put(b"short"), order, b"busy")
+    world.node.submit(Kind.PUT, short.request.SerializeToString(), short, None)
+    await passes(world, lambda: len(order) == 4)
+    assert order == [long[0], short, *long[1:]]
 
 
 @pytest.mark.interpreted
 @pytest.mark.parametrize("is_alone", [True, False])
-def test_others_have_time_after_a_long_entry(is_alone: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_others_have_time_after_a_long_entry(is_alone: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """The next long entry comes four times as much later as the last one took, if others wait."""
-
-    async def run() -> None:
-        world, order = await leader(), list[Caller]()
-        clock = itertools.count(0.0, 1000.0)
-        monkeypatch.setattr(applying, "perf_counter", lambda: next(clock))
-        long = _submit_long(world, order, 2)
-        others = 0 if is_alone else 20
-        for number in range(others):
-            short = _InOrder(put(b"short%d" % number), order, b"other")
-            world.node.submit(Kind.PUT, short.request.SerializeToString(), short, None)
-            await passes(world, partial(lambda count: len(order) >= count, number + 2))
-        if is_alone:
-            await passes(world, lambda: order == long)
-        assert [caller.outcome is None for caller in long] == [False, not is_alone]
-        assert len(order) == 1 + (others or 1)
-
-    asyncio.run(run())
+    world, order = await leader(), list[Caller]()
+    clock = itertools.count(0.0, 1000.0)
+    monkeypatch.setattr(applying, "perf_counter", lambda: next(clock))
+    long = _submit_long(world, order, 2)
+    others = 0 if is_alone else 20
+    for number in range(others):
+        short = _InOrder(put(b"short%d" % number), order, b"other")
+        world.node.submit(Kind.PUT, short.request.SerializeToString(), short, None)
+        await passes(world, partial(lambda count: len(order) >= count, number + 2))
+    if is_alone:
+        await passes(world, lambda: order == long)
+    assert [caller.outcome is None for caller in long] == [False, not is_alone]
+    assert len(order) == 1 + (others or 1)
 
 
-def test_earlier_entries_are_answered_before_a_long_one() -> None:
-    async def scenario() -> None:
-        world = await leader()
-        before = propose(world, put(b"before"), Kind.PUT)
-        deletion = propose(world, delete(b"k", b"l"), Kind.DELETE_RANGE)
-        await passes(world, lambda: before.outcome is not None)
-        assert deletion.outcome is None
-        await passes(world, lambda: deletion.outcome is not None)
-        assert count(world) == 1
-
-    asyncio.run(scenario())
+async def test_earlier_entries_are_answered_before_a_long_one() -> None:
+    world = await leader()
+    before = propose(world, put(b"before"), Kind.PUT)
+    deletion = propose(world, delete(b"k", b"l"), Kind.DELETE_RANGE)
+    await passes(world, lambda: before.outcome is not None)
+    assert deletion.outcome is None
+    await passes(world, lambda: deletion.outcome is not None)
+    assert count(world) == 1
 
 
 @pytest.mark.interpreted
 @pytest.mark.parametrize("end", ["stop", "fatal"])
-def test_the_end_of_a_member_in_the_middle_leaves_the_entry_before(end: str) -> None:
-    async def scenario() -> None:
-        world, deletion = await begun()
-        applied = world.node.applied
-        if end == "stop":
-            world.node.stop()
-        else:
-            world.node.fatal(errors.InvariantError("something else"))
-        for _ in range(10):
-            world.machine.store.commit()
-            await asyncio.sleep(0)
-        assert isinstance(deletion.outcome, errors.StoppedError)
-        again = world.machine.reopened()
-        assert again.store.applied_index <= applied
-        # The database may have some of the log by then, but nothing of the deletion.
-        assert again.store.range(b"\0", b"\0", count_only=True).count in (0, KEYS)
-        assert again.store.revision <= KEYS + 1
-
-    asyncio.run(scenario())
+async def test_the_end_of_a_member_in_the_middle_leaves_the_entry_before(end: str) -> None:
+    world, deletion = await begun()
+    applied = world.node.applied
+    if end == "stop":
+        world.node.stop()
+    else:
+        world.node.fatal(errors.InvariantError("something else"))
+    for _ in range(10):
+        world.machine.store.commit()
+        await asyncio.sleep(0)
+    assert isinstance(deletion.outcome, errors.StoppedError)
+    again = world.machine.reopened()
+    assert again.store.applied_index <= applied
+    # The database may have some of the log by then, but nothing of the deletion.
+    assert again.store.range(b"\0", b"\0", count_only=True).count in (0, KEYS)
+    assert again.store.revision <= KEYS + 1
 
 
 @pytest.mark.interpreted
-def test_an_error_in_the_middle_stops_the_member_and_reaches_no_disk(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def scenario() -> None:
-        world, _ = await begun()
-        revision = world.machine.store.revision
-        monkeypatch.setattr(world.machine.store._index, "tombstone", lambda key, revision: 1 // 0)
-        await passes(world, lambda: world.node.stopped)
-        assert "ZeroDivisionError" in str(world.failures[0])
-        assert world.machine.reopened().store.revision <= revision
-
-    asyncio.run(scenario())
+async def test_an_error_in_the_middle_stops_the_member_and_reaches_no_disk(monkeypatch: pytest.MonkeyPatch) -> None:
+    world, _ = await begun()
+    revision = world.machine.store.revision
+    monkeypatch.setattr(world.machine.store._index, "tombstone", lambda key, revision: 1 // 0)
+    await passes(world, lambda: world.node.stopped)
+    assert "ZeroDivisionError" in str(world.failures[0])
+    assert world.machine.reopened().store.revision <= revision
 
 
 @pytest.mark.interpreted
-def test_a_snapshot_in_the_middle_replaces_the_entry() -> None:
-    async def scenario() -> None:
-        world, deletion = await begun()
-        index = world.node.applied + 100
-        world.node.applying.replaced(index)
-        assert isinstance(deletion.outcome, errors.RequestTimeoutError)
-        for _ in range(10):
-            await asyncio.sleep(0)
-        assert world.node.applying.is_whole
-        assert world.failures == []
-        with pytest.raises(errors.InvariantError, match=f"entry {index} follows applied index {index}"):
-            world.node.applying.take([Entry(1, index)])
-
-    asyncio.run(scenario())
+async def test_a_snapshot_in_the_middle_replaces_the_entry() -> None:
+    world, deletion = await begun()
+    index = world.node.applied + 100
+    world.node.applying.replaced(index)
+    assert isinstance(deletion.outcome, errors.RequestTimeoutError)
+    for _ in range(10):
+        await asyncio.sleep(0)
+    assert world.node.applying.is_whole
+    assert world.failures == []
+    with pytest.raises(errors.InvariantError, match=f"entry {index} follows applied index {index}"):
+        world.node.applying.take([Entry(1, index)])
 
 
-def test_small_entries_are_applied_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_small_entries_are_applied_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(applying.Applying, "_slice", lambda *_: pytest.fail("nothing here takes long"))
-
-    async def scenario() -> None:
-        world = await leader()
-        deletion = propose(world, delete(b"k0000", b"k%04d" % (applier.AT_ONCE_MAX - 1)), Kind.DELETE_RANGE)
-        await world.turns()
-        assert isinstance(deletion.outcome, Outcome)
-
-    asyncio.run(scenario())
+    world = await leader()
+    deletion = propose(world, delete(b"k0000", b"k%04d" % (applier.AT_ONCE_MAX - 1)), Kind.DELETE_RANGE)
+    await world.turns()
+    assert isinstance(deletion.outcome, Outcome)
 
 
 @pytest.mark.interpreted
 @pytest.mark.parametrize("error", [None, errors.MapFullError("it grows without readers"), errors.SpaceError("no room")])
-def test_entries_wait_for_a_database_that_is_far_behind(
+async def test_entries_wait_for_a_database_that_is_far_behind(
     error: errors.SpaceError | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Requests of 9 KB that keep 100 values of 1.4 MB were applied faster than the database took these: 12 took 2 GB.
     is_full = type(error) is errors.SpaceError
+    world = await leader()
+    world.node.settings = replace(world.node.settings, unwritten_max_bytes=250)
+    monkeypatch.setattr(applying, "ENTRIES_PER_LOOK", 1)
+    store = world.machine.store
+    commit, asked = store.commit, 0
 
-    async def scenario() -> None:
-        world = await leader()
-        world.node.settings = replace(world.node.settings, unwritten_max_bytes=250)
-        monkeypatch.setattr(applying, "ENTRIES_PER_LOOK", 1)
-        store = world.machine.store
-        commit, asked = store.commit, 0
+    def note() -> None:
+        nonlocal asked
+        asked += 1
 
-        def note() -> None:
-            nonlocal asked
-            asked += 1
-
-        commit()
-        assert store.unwritten_bytes == 0
-        monkeypatch.setattr(store, "commit", note)
-        monkeypatch.setattr(store._overlay, "space_error", error)
-        callers = [propose(world, put(b"new%d" % number, bytes(96)), Kind.PUT) for number in range(10)]
-        if is_full:  # what makes room is among the entries
-            await until(lambda: count(world) == KEYS + 10)
-            return
-        await until(lambda: asked > 1)
-        assert count(world) == KEYS + 3
-        assert store.unwritten_bytes == 300
-        monkeypatch.setattr(store, "commit", commit)
-        await until(lambda: all(isinstance(caller.outcome, Outcome) for caller in callers))
-        assert count(world) == KEYS + 10
-        assert world.failures == []
-
-    asyncio.run(scenario())
+    commit()
+    assert store.unwritten_bytes == 0
+    monkeypatch.setattr(store, "commit", note)
+    monkeypatch.setattr(store._overlay, "space_error", error)
+    callers = [propose(world, put(b"new%d" % number, bytes(96)), Kind.PUT) for number in range(10)]
+    if is_full:  # what makes room is among the entries
+        await until(lambda: count(world) == KEYS + 10)
+        return
+    await until(lambda: asked > 1)
+    assert count(world) == KEYS + 3
+    assert store.unwritten_bytes == 300
+    monkeypatch.setattr(store, "commit", commit)
+    await until(lambda: all(isinstance(caller.outcome, Outcome) for caller in callers))
+    assert count(world) == KEYS + 10
+    assert world.failures == []
 
 
 @pytest.mark.interpreted
 @pytest.mark.parametrize("kind", [Kind.PUT, Kind.TXN])
-def test_applying_is_bounded_per_turn(kind: Kind, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_applying_is_bounded_per_turn(kind: Kind, monkeypatch: pytest.MonkeyPatch) -> None:
     """Entries of 1 ms each: many short ones, of one Ready or of several, are too long for a turn too."""
     now = 0.0
     monkeypatch.setattr(applying, "perf_counter", lambda: now)
+    world = await leader()
+    begin, took = world.node.applier.begin, 0
 
-    async def scenario() -> None:
-        nonlocal now
-        world = await leader()
-        begin, took = world.node.applier.begin, 0
+    def slow(*arguments: Any, **options: Any) -> Any:
+        nonlocal now, took
+        now += 0.001
+        took += 1
+        return begin(*arguments, **options)
 
-        def slow(*arguments: Any, **options: Any) -> Any:
-            nonlocal now, took
-            now += 0.001
-            took += 1
-            return begin(*arguments, **options)
-
-        monkeypatch.setattr(world.node.applier, "begin", slow)
-        puts = [put(b"new%d" % number) for number in range(200)]
-        if kind == Kind.PUT:
-            callers = [propose(world, one, kind) for one in puts]
-        else:
-            txns = [rpc_pb2.TxnRequest(success=[rpc_pb2.RequestOp(request_put=one)]) for one in puts]
-            callers = [propose(world, one, kind) for one in txns]
-        # What is no put may be much work: the clock is looked at after each.
-        a_turn_max = applying.TURN_S / 0.001 + (applying.ENTRIES_PER_LOOK if kind == Kind.PUT else 1)
-        turns = 0
-        while not all(isinstance(caller.outcome, Outcome) for caller in callers):
-            took = 0
-            await asyncio.sleep(0)
-            assert took <= a_turn_max
-            assert world.node.applied >= KEYS, "what was applied is a unit, and noted"
-            turns += 1
-            assert turns < PASSES_MAX
-        assert turns >= 200 / a_turn_max
-        assert count(world) == KEYS + 200
-        assert world.failures == []
-
-    asyncio.run(scenario())
+    monkeypatch.setattr(world.node.applier, "begin", slow)
+    puts = [put(b"new%d" % number) for number in range(200)]
+    if kind == Kind.PUT:
+        callers = [propose(world, one, kind) for one in puts]
+    else:
+        txns = [rpc_pb2.TxnRequest(success=[rpc_pb2.RequestOp(request_put=one)]) for one in puts]
+        callers = [propose(world, one, kind) for one in txns]
+    # What is no put may be much work: the clock is looked at after each.
+    a_turn_max = applying.TURN_S / 0.001 + (applying.ENTRIES_PER_LOOK if kind == Kind.PUT else 1)
+    turns = 0
+    while not all(isinstance(caller.outcome, Outcome) for caller in callers):
+        took = 0
+        await asyncio.sleep(0)
+        assert took <= a_turn_max
+        assert world.node.applied >= KEYS, "what was applied is a unit, and noted"
+        turns += 1
+        assert turns < PASSES_MAX
+    assert turns >= 200 / a_turn_max
+    assert count(world) == KEYS + 200
+    assert world.failures == []
 
 
 @pytest.mark.interpreted
-def test_a_snapshot_replaces_what_a_turn_left_for_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_snapshot_replaces_what_a_turn_left_for_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(applying, "TURN_S", 0.0)
     monkeypatch.setattr(applying, "ENTRIES_PER_LOOK", 1)
-
-    async def scenario() -> None:
-        world = World((1,))
-        world.node.raw.campaign()
-        world.node._wake()
-        await world.turns()
-        callers = [propose(world, put(b"k%d" % number), Kind.PUT) for number in range(10)]
-        await passes(world, lambda: callers[2].outcome is not None)
-        index = world.node.applied + 100
-        world.node.applying.replaced(index)
-        await world.turns()
-        assert [caller.outcome is None for caller in callers[4:]] == [True] * 6
-        assert world.failures == []
-
-    asyncio.run(scenario())
+    world = World((1,))
+    world.node.raw.campaign()
+    world.node._wake()
+    await world.turns()
+    callers = [propose(world, put(b"k%d" % number), Kind.PUT) for number in range(10)]
+    await passes(world, lambda: callers[2].outcome is not None)
+    index = world.node.applied + 100
+    world.node.applying.replaced(index)
+    await world.turns()
+    assert [caller.outcome is None for caller in callers[4:]] == [True] * 6
+    assert world.failures == []
 
 
 @pytest.mark.interpreted

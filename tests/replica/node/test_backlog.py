@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any, cast
@@ -56,78 +55,70 @@ class Frozen:
         await self.world.turns()
 
 
-def test_follower_that_applies_nothing_takes_limited_bytes_then_the_rest() -> None:
-    async def scenario() -> None:
-        frozen = Frozen(unapplied_max_bytes=UNAPPLIED_MAX_BYTES)
-        node = frozen.node
-        await frozen.fill(60, MIB)
-        assert node.applied == 0
-        assert UNAPPLIED_MAX_BYTES < frozen.world.log.size_bytes < UNAPPLIED_MAX_BYTES + 3 * MIB
-        assert node.backlog.size_bytes <= UNAPPLIED_MAX_BYTES + MIB + KIB
-        assert node.backlog.appends_dropped == 60 - node.raw.raft.log.last_index
-        # It hears of its leader all the same, and commits what it has.
-        frozen.world.sender.sent.clear()
-        last = node.raw.raft.log.last_index
-        node.receive([frozen.world.heartbeat(leader=2, commit=last)])
-        await frozen.world.turns()
-        assert len(frozen.world.sender.take(MessageType.HEARTBEAT_RESPONSE)) == 1
-        # A refusal would bring it the database, which it cannot install before it has applied, again and again.
-        node.receive([append(last + 5, [], last + 5)])
-        await frozen.world.turns()
-        assert not frozen.world.sender.take(MessageType.APPEND_RESPONSE)
-        await frozen.thaw()
-        assert (node.applied, node.backlog.size_bytes) == (last, 0)
-        await frozen.fill(60 - last, MIB)
-        assert node.raw.raft.log.last_index == 60
-        assert not frozen.world.failures
-
-    asyncio.run(scenario())
+async def test_follower_that_applies_nothing_takes_limited_bytes_then_the_rest() -> None:
+    frozen = Frozen(unapplied_max_bytes=UNAPPLIED_MAX_BYTES)
+    node = frozen.node
+    await frozen.fill(60, MIB)
+    assert node.applied == 0
+    assert UNAPPLIED_MAX_BYTES < frozen.world.log.size_bytes < UNAPPLIED_MAX_BYTES + 3 * MIB
+    assert node.backlog.size_bytes <= UNAPPLIED_MAX_BYTES + MIB + KIB
+    assert node.backlog.appends_dropped == 60 - node.raw.raft.log.last_index
+    # It hears of its leader all the same, and commits what it has.
+    frozen.world.sender.sent.clear()
+    last = node.raw.raft.log.last_index
+    node.receive([frozen.world.heartbeat(leader=2, commit=last)])
+    await frozen.world.turns()
+    assert len(frozen.world.sender.take(MessageType.HEARTBEAT_RESPONSE)) == 1
+    # A refusal would bring it the database, which it cannot install before it has applied, again and again.
+    node.receive([append(last + 5, [], last + 5)])
+    await frozen.world.turns()
+    assert not frozen.world.sender.take(MessageType.APPEND_RESPONSE)
+    await frozen.thaw()
+    assert (node.applied, node.backlog.size_bytes) == (last, 0)
+    await frozen.fill(60 - last, MIB)
+    assert node.raw.raft.log.last_index == 60
+    assert not frozen.world.failures
 
 
-def test_uncommitted_entries_are_taken() -> None:
+async def test_uncommitted_entries_are_taken() -> None:
     # A member that starts with a long log knows little of its commit index before it has taken an append.
-
-    async def scenario() -> None:
-        frozen = Frozen(unapplied_max_bytes=UNAPPLIED_MAX_BYTES)
-        for number in range(1, 61):
-            frozen.node.receive([append(number - 1, [put(number, MIB)], 0)])
-            await frozen.world.turns()
-        assert frozen.node.raw.raft.log.last_index == 60
-        assert frozen.node.backlog.appends_dropped == 0
-
-    asyncio.run(scenario())
+    frozen = Frozen(unapplied_max_bytes=UNAPPLIED_MAX_BYTES)
+    for number in range(1, 61):
+        frozen.node.receive([append(number - 1, [put(number, MIB)], 0)])
+        await frozen.world.turns()
+    assert frozen.node.raw.raft.log.last_index == 60
+    assert frozen.node.backlog.appends_dropped == 0
 
 
 @pytest.mark.parametrize(("count", "size_bytes", "limits"), [(40, 10, {"unapplied_max": 30}), (30, MIB, {})])
-def test_a_client_hears_at_once_that_a_member_is_behind(count: int, size_bytes: int, limits: dict[str, int]) -> None:
-    async def scenario() -> None:
-        frozen = Frozen(unapplied_max_bytes=UNAPPLIED_MAX_BYTES, **limits)
-        node = frozen.node
-        admission = Admission(
-            node,
-            frozen.world.machine.applier,
-            max_request_bytes=MIB,
-            quota_bytes=None,
-            size_bytes=lambda: 0,
-            data_dir="/",
-            raise_no_space=lambda reason: None,
-            make_room=lambda: False,
-        )
-        call = cast(ServerCall, SimpleNamespace(headers=()))
-        request: Any = rpc_pb2.DeleteRangeRequest(key=b"k")
-        await frozen.fill(count, size_bytes)
-        node._tick()
-        if limits:  # one large batch is no reason
-            admission.check_write(call, Kind.DELETE_RANGE, b"", request)
-        node._tick()
-        with pytest.raises(errors.TooManyRequestsError):
-            admission.check_write(call, Kind.DELETE_RANGE, b"", request)
-        await frozen.thaw()
-        node._tick()
+async def test_a_client_hears_at_once_that_a_member_is_behind(
+    count: int, size_bytes: int, limits: dict[str, int]
+) -> None:
+    frozen = Frozen(unapplied_max_bytes=UNAPPLIED_MAX_BYTES, **limits)
+    node = frozen.node
+    admission = Admission(
+        node,
+        frozen.world.machine.applier,
+        max_request_bytes=MIB,
+        quota_bytes=None,
+        size_bytes=lambda: 0,
+        data_dir="/",
+        raise_no_space=lambda reason: None,
+        make_room=lambda: False,
+    )
+    call = cast(ServerCall, SimpleNamespace(headers=()))
+    request: Any = rpc_pb2.DeleteRangeRequest(key=b"k")
+    await frozen.fill(count, size_bytes)
+    node._tick()
+    if limits:  # one large batch is no reason
         admission.check_write(call, Kind.DELETE_RANGE, b"", request)
-        node.stop()
-
-    asyncio.run(scenario())
+    node._tick()
+    with pytest.raises(errors.TooManyRequestsError):
+        admission.check_write(call, Kind.DELETE_RANGE, b"", request)
+    await frozen.thaw()
+    node._tick()
+    admission.check_write(call, Kind.DELETE_RANGE, b"", request)
+    node.stop()
 
 
 def test_bytes_are_counted_page_by_page() -> None:

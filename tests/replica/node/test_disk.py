@@ -146,7 +146,7 @@ def test_syncs_are_reported_to_the_observer(log: FakeLog) -> None:
     assert asyncio.run(scenario()) == (6, 2)
 
 
-def test_segments_are_deleted_on_the_thread_however_fast_the_disk_is() -> None:
+async def test_segments_are_deleted_on_the_thread_however_fast_the_disk_is() -> None:
     threads: list[int] = []
 
     class DeletingLog(FakeLog):
@@ -155,19 +155,15 @@ def test_segments_are_deleted_on_the_thread_however_fast_the_disk_is() -> None:
             return super().release(index)
 
     deleting = DeletingLog()
-
-    async def scenario() -> None:
-        disk = Disk(deleting, asyncio.get_running_loop(), lambda error: None, lambda seconds: None)
-        disk.submit(Marker(SnapshotMeta(7, 1, ConfState((1,))), lambda: None))
-        await _all_durable(disk)
-        disk.close()
-
-    asyncio.run(scenario())
+    disk = Disk(deleting, asyncio.get_running_loop(), lambda error: None, lambda seconds: None)
+    disk.submit(Marker(SnapshotMeta(7, 1, ConfState((1,))), lambda: None))
+    await _all_durable(disk)
+    disk.close()
     assert deleting.events[:2] == ["mark 7", "release 7"]
     assert threading.get_ident() not in threads
 
 
-def test_a_large_batch_is_left_to_the_thread_and_written_in_frames(log: FakeLog) -> None:
+async def test_a_large_batch_is_left_to_the_thread_and_written_in_frames(log: FakeLog) -> None:
     frames: list[tuple[HardState | None, list[int]]] = []
 
     class FramedLog(FakeLog):
@@ -178,86 +174,71 @@ def test_a_large_batch_is_left_to_the_thread_and_written_in_frames(log: FakeLog)
     framed = FramedLog()
     state = HardState(1, 1, 3)
     half = bytes(FRAME_BYTES_MAX // 2)
-
-    async def scenario() -> None:
-        disk = Disk(framed, asyncio.get_running_loop(), lambda error: None, lambda seconds: None)
-        for entries in ([Entry(1, index, half) for index in range(1, 4)], [Entry(1, 4, half * 5)], [Entry(1, 5, b"")]):
-            disk.submit(Batch(state, entries, True, lambda: None))
-        await _all_durable(disk)
-        disk.close()
-
-    asyncio.run(scenario())
+    disk = Disk(framed, asyncio.get_running_loop(), lambda error: None, lambda seconds: None)
+    for entries in ([Entry(1, index, half) for index in range(1, 4)], [Entry(1, 4, half * 5)], [Entry(1, 5, b"")]):
+        disk.submit(Batch(state, entries, True, lambda: None))
+    await _all_durable(disk)
+    disk.close()
     assert frames[:-1] == [(None, [1]), (None, [2]), (state, [3]), (state, [4]), (state, [5])]
     assert threading.get_ident() not in framed.threads
 
 
 @pytest.mark.interpreted
-def test_a_slow_disk_is_left_to_the_thread_and_batches_share_a_sync(
+async def test_a_slow_disk_is_left_to_the_thread_and_batches_share_a_sync(
     log: FakeLog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(disk_module, "INLINE_SYNC_MAX_S", -1.0)
-
-    async def scenario() -> None:
-        disk = Disk(log, asyncio.get_running_loop(), lambda error: None, lambda seconds: None)
-        done: list[int] = []
-        log.gate.clear()
-        for index in range(1, 6):
-            disk.submit(_batch(index, done))
-        assert done == []
-        assert disk.outstanding == 5
-        log.gate.set()
-        await _all_durable(disk)
-        assert done == [1, 2, 3, 4, 5]
-        disk.close()
-
-    asyncio.run(scenario())
+    disk = Disk(log, asyncio.get_running_loop(), lambda error: None, lambda seconds: None)
+    done: list[int] = []
+    log.gate.clear()
+    for index in range(1, 6):
+        disk.submit(_batch(index, done))
+    assert done == []
+    assert disk.outstanding == 5
+    log.gate.set()
+    await _all_durable(disk)
+    assert done == [1, 2, 3, 4, 5]
+    disk.close()
     assert log.threads.isdisjoint({threading.get_ident()})
     assert [event for event in log.events if event != "sync"] == [1, 2, 3, 4, 5]
     assert log.events.count("sync") <= 2, "what gathered during a sync shares the next"
 
 
 @pytest.mark.interpreted
-def test_after_a_slow_sync_the_next_are_left_to_the_thread_for_a_while(
+async def test_after_a_slow_sync_the_next_are_left_to_the_thread_for_a_while(
     log: FakeLog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(disk_module, "SLOW_SYNC_S", -1.0)
-
-    async def scenario() -> None:
-        disk = Disk(log, asyncio.get_running_loop(), lambda error: None, lambda seconds: None)
-        done: list[int] = []
-        disk.submit(_batch(1, done))
-        assert done == [1]
-        disk.submit(_batch(2, done))
-        assert done == [1]
-        await _all_durable(disk)
-        monkeypatch.setattr(disk._times, "_slow_s", -1.0)  # as if it had passed when the next sync ends
-        disk.submit(_batch(3, done))
-        await _all_durable(disk)
-        disk.submit(_batch(4, done))
-        assert done == [1, 2, 3, 4]
-        disk.close()
-
-    asyncio.run(scenario())
+    disk = Disk(log, asyncio.get_running_loop(), lambda error: None, lambda seconds: None)
+    done: list[int] = []
+    disk.submit(_batch(1, done))
+    assert done == [1]
+    disk.submit(_batch(2, done))
+    assert done == [1]
+    await _all_durable(disk)
+    monkeypatch.setattr(disk._times, "_slow_s", -1.0)  # as if it had passed when the next sync ends
+    disk.submit(_batch(3, done))
+    await _all_durable(disk)
+    disk.submit(_batch(4, done))
+    assert done == [1, 2, 3, 4]
+    disk.close()
 
 
-def test_while_the_database_is_written_for_long_syncs_are_left_to_the_thread(log: FakeLog) -> None:
-    async def scenario() -> None:
-        since_s = [math.inf]
-        loop = asyncio.get_running_loop()
-        disk = Disk(log, loop, lambda error: None, lambda seconds: None, busy_since_s=lambda: since_s[0])
-        done: list[int] = []
-        disk.submit(_batch(1, done))
-        assert done == [1]
-        since_s[0] = time.monotonic() - 2 * BUSY_S
-        disk.submit(_batch(2, done))
-        assert done == [1]
-        await _all_durable(disk)
-        since_s[0] = math.inf
-        disk.submit(_batch(3, done))
-        assert done == [1, 2, 3]
-        disk.close()
-
-    asyncio.run(scenario())
+async def test_while_the_database_is_written_for_long_syncs_are_left_to_the_thread(log: FakeLog) -> None:
+    since_s = [math.inf]
+    loop = asyncio.get_running_loop()
+    disk = Disk(log, loop, lambda error: None, lambda seconds: None, busy_since_s=lambda: since_s[0])
+    done: list[int] = []
+    disk.submit(_batch(1, done))
+    assert done == [1]
+    since_s[0] = time.monotonic() - 2 * BUSY_S
+    disk.submit(_batch(2, done))
+    assert done == [1]
+    await _all_durable(disk)
+    since_s[0] = math.inf
+    disk.submit(_batch(3, done))
+    assert done == [1, 2, 3]
+    disk.close()
 
 
 def _slow_at(times: SyncTimes, started: float) -> float:
@@ -285,77 +266,65 @@ def test_the_loop_tries_again_later_and_later_while_syncs_stay_slow_now_and_then
 
 
 @pytest.mark.interpreted
-def test_a_batch_behind_an_outstanding_one_never_overtakes_it(log: FakeLog, monkeypatch: pytest.MonkeyPatch) -> None:
-    async def scenario() -> None:
-        disk = Disk(log, asyncio.get_running_loop(), lambda error: None, lambda seconds: None)
-        done: list[int] = []
-        log.gate.clear()
-        with monkeypatch.context() as slow:
-            slow.setattr(disk_module, "INLINE_SYNC_MAX_S", -1.0)
-            disk.submit(_batch(1, done))
-        disk.submit(_batch(2, done))  # the disk counts as fast again, but 1 is still on its way
-        assert done == []
-        log.gate.set()
-        await _all_durable(disk)
-        assert done == [1, 2]
-        disk.close()
-
-    asyncio.run(scenario())
+async def test_a_batch_behind_an_outstanding_one_never_overtakes_it(
+    log: FakeLog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    disk = Disk(log, asyncio.get_running_loop(), lambda error: None, lambda seconds: None)
+    done: list[int] = []
+    log.gate.clear()
+    with monkeypatch.context() as slow:
+        slow.setattr(disk_module, "INLINE_SYNC_MAX_S", -1.0)
+        disk.submit(_batch(1, done))
+    disk.submit(_batch(2, done))  # the disk counts as fast again, but 1 is still on its way
+    assert done == []
+    log.gate.set()
+    await _all_durable(disk)
+    assert done == [1, 2]
+    disk.close()
 
 
 @pytest.mark.interpreted
-def test_a_failed_sync_is_reported_and_nothing_counts_as_durable(log: FakeLog, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_failed_sync_is_reported_and_nothing_counts_as_durable(
+    log: FakeLog, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(disk_module, "INLINE_SYNC_MAX_S", -1.0)
-
-    async def scenario() -> None:
-        failed: asyncio.Future[BaseException] = asyncio.get_running_loop().create_future()
-        disk = Disk(log, asyncio.get_running_loop(), failed.set_result, lambda seconds: None)
-        done: list[int] = []
-        log.error = OSError(5, "Input/output error")
-        disk.submit(_batch(1, done))
-        assert await asyncio.wait_for(failed, 90) is log.error
-        assert done == []
-
-    asyncio.run(scenario())
+    failed: asyncio.Future[BaseException] = asyncio.get_running_loop().create_future()
+    disk = Disk(log, asyncio.get_running_loop(), failed.set_result, lambda seconds: None)
+    done: list[int] = []
+    log.error = OSError(5, "Input/output error")
+    disk.submit(_batch(1, done))
+    assert await asyncio.wait_for(failed, 90) is log.error
+    assert done == []
 
 
 @pytest.mark.interpreted  # the bound of inline syncs is replaced
-def test_failing_listener_of_a_durable_batch_is_reported(log: FakeLog, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_failing_listener_of_a_durable_batch_is_reported(log: FakeLog, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(disk_module, "INLINE_SYNC_MAX_S", -1.0)
 
     def fail() -> None:
         raise ValueError("the error was not told")
 
-    async def scenario() -> None:
-        failed: asyncio.Future[BaseException] = asyncio.get_running_loop().create_future()
-        disk = Disk(log, asyncio.get_running_loop(), failed.set_result, lambda seconds: None)
-        disk.submit(Batch(None, (), True, fail))
-        assert str(await asyncio.wait_for(failed, 90)) == "the error was not told"
-        disk.close()
-
-    asyncio.run(scenario())
+    failed: asyncio.Future[BaseException] = asyncio.get_running_loop().create_future()
+    disk = Disk(log, asyncio.get_running_loop(), failed.set_result, lambda seconds: None)
+    disk.submit(Batch(None, (), True, fail))
+    assert str(await asyncio.wait_for(failed, 90)) == "the error was not told"
+    disk.close()
 
 
-def test_an_inline_failure_reaches_the_caller(log: FakeLog) -> None:
-    async def scenario() -> None:
-        disk = Disk(log, asyncio.get_running_loop(), lambda error: None, lambda seconds: None)
-        log.error = OSError(5, "Input/output error")
-        done: list[int] = []
-        with pytest.raises(OSError, match="Input/output"):
-            disk.submit(_batch(1, done))
-        assert done == []
-        disk.close()
-
-    asyncio.run(scenario())
+async def test_an_inline_failure_reaches_the_caller(log: FakeLog) -> None:
+    disk = Disk(log, asyncio.get_running_loop(), lambda error: None, lambda seconds: None)
+    log.error = OSError(5, "Input/output error")
+    done: list[int] = []
+    with pytest.raises(OSError, match="Input/output"):
+        disk.submit(_batch(1, done))
+    assert done == []
+    disk.close()
 
 
-def test_a_marker_is_written_before_what_it_dispenses_with_goes(log: FakeLog) -> None:
-    async def scenario() -> None:
-        disk = Disk(log, asyncio.get_running_loop(), lambda error: None, lambda seconds: None)
-        disk.submit(Marker(SnapshotMeta(7, 1), lambda: None))
-        disk.close()
-
-    asyncio.run(scenario())
+async def test_a_marker_is_written_before_what_it_dispenses_with_goes(log: FakeLog) -> None:
+    disk = Disk(log, asyncio.get_running_loop(), lambda error: None, lambda seconds: None)
+    disk.submit(Marker(SnapshotMeta(7, 1), lambda: None))
+    disk.close()
     assert log.events == ["mark 7", "release 7", "sync"]
 
 
@@ -385,129 +354,112 @@ async def _until(condition: Callable[[], bool]) -> None:
 
 @pytest.mark.interpreted
 @pytest.mark.usefixtures("slow")
-def test_slow_sync_leaves_loop_and_batches_share_next_sync(log: FakeLog) -> None:
-    async def scenario() -> None:
-        beside = FakeBeside()
-        disk = Disk(log, asyncio.get_running_loop(), lambda error: None, lambda seconds: None, beside)
-        done: list[int] = []
-        for index in range(1, 5):
-            disk.submit(_batch(index, done))
-        assert log.events == [1, "started"], "nothing is written while a sync is under way"
-        assert disk.outstanding == 4
-        beside.end()
-        await _until(lambda: bool(done))
-        assert done == [1]
-        assert log.events == [1, "started", "sync", 2, 3, 4, "started"]
-        beside.end()
-        await _until(lambda: not disk.outstanding)
-        assert done == [1, 2, 3, 4]
-        disk.close()
-
-    asyncio.run(scenario())
+async def test_slow_sync_leaves_loop_and_batches_share_next_sync(log: FakeLog) -> None:
+    beside = FakeBeside()
+    disk = Disk(log, asyncio.get_running_loop(), lambda error: None, lambda seconds: None, beside)
+    done: list[int] = []
+    for index in range(1, 5):
+        disk.submit(_batch(index, done))
+    assert log.events == [1, "started"], "nothing is written while a sync is under way"
+    assert disk.outstanding == 4
+    beside.end()
+    await _until(lambda: bool(done))
+    assert done == [1]
+    assert log.events == [1, "started", "sync", 2, 3, 4, "started"]
+    beside.end()
+    await _until(lambda: not disk.outstanding)
+    assert done == [1, 2, 3, 4]
+    disk.close()
     assert log.threads == {threading.get_ident()}
 
 
 @pytest.mark.parametrize("more_bytes", [0, 1])
-def test_a_batch_of_some_size_is_not_synced_inline_however_fast_the_disk_is(log: FakeLog, more_bytes: int) -> None:
+async def test_a_batch_of_some_size_is_not_synced_inline_however_fast_the_disk_is(
+    log: FakeLog, more_bytes: int
+) -> None:
     """Its sync may take a disk a hundred times as long as the last small one."""
-
-    async def scenario() -> None:
-        beside = FakeBeside()
-        disk = Disk(log, asyncio.get_running_loop(), lambda error: None, lambda seconds: None, beside)
-        done: list[int] = []
-        batch = _batch(1, done)
-        batch.size_bytes = disk_module.INLINE_BYTES_MAX + more_bytes
-        disk.submit(batch)
-        assert done == [1][more_bytes:]
-        assert disk.outstanding == more_bytes
-        if more_bytes:
-            beside.end()
-            await _until(lambda: not disk.outstanding)
-        assert done == [1]
-        disk.close()
-
-    asyncio.run(scenario())
+    beside = FakeBeside()
+    disk = Disk(log, asyncio.get_running_loop(), lambda error: None, lambda seconds: None, beside)
+    done: list[int] = []
+    batch = _batch(1, done)
+    batch.size_bytes = disk_module.INLINE_BYTES_MAX + more_bytes
+    disk.submit(batch)
+    assert done == [1][more_bytes:]
+    assert disk.outstanding == more_bytes
+    if more_bytes:
+        beside.end()
+        await _until(lambda: not disk.outstanding)
+    assert done == [1]
+    disk.close()
     assert log.threads == {threading.get_ident()}
 
 
 @pytest.mark.interpreted
 @pytest.mark.usefixtures("slow")
-def test_long_gathered_batch_is_written_by_the_thread(log: FakeLog) -> None:
-    async def scenario() -> None:
-        beside = FakeBeside()
-        disk = Disk(log, asyncio.get_running_loop(), lambda error: None, lambda seconds: None, beside)
-        done: list[int] = []
-        disk.submit(_batch(1, done))
-        log.threads.clear()
-        for index in (2, 3):
-            batch = _batch(index, done)
-            batch.size_bytes = disk_module.SHORT_BYTES_MAX // 2 + 1
-            disk.submit(batch)
-        beside.end()
-        await _until(lambda: not disk.outstanding)
-        assert done == [1, 2, 3]
-        disk.close()
-
-    asyncio.run(scenario())
+async def test_long_gathered_batch_is_written_by_the_thread(log: FakeLog) -> None:
+    beside = FakeBeside()
+    disk = Disk(log, asyncio.get_running_loop(), lambda error: None, lambda seconds: None, beside)
+    done: list[int] = []
+    disk.submit(_batch(1, done))
+    log.threads.clear()
+    for index in (2, 3):
+        batch = _batch(index, done)
+        batch.size_bytes = disk_module.SHORT_BYTES_MAX // 2 + 1
+        disk.submit(batch)
+    beside.end()
+    await _until(lambda: not disk.outstanding)
+    assert done == [1, 2, 3]
+    disk.close()
     assert log.threads.isdisjoint({threading.get_ident()})
 
 
 @pytest.mark.interpreted
 @pytest.mark.usefixtures("slow")
-def test_a_sync_that_fails_beside_the_loop_is_reported_and_nothing_counts_as_durable(log: FakeLog) -> None:
-    async def scenario() -> None:
-        failed: asyncio.Future[BaseException] = asyncio.get_running_loop().create_future()
-        beside = FakeBeside()
-        disk = Disk(log, asyncio.get_running_loop(), failed.set_result, lambda seconds: None, beside)
-        done: list[int] = []
-        for index in (1, 2):
-            disk.submit(_batch(index, done))
-        beside.error = OSError(5, "Input/output error")
-        beside.end()
-        assert await asyncio.wait_for(failed, 90) is beside.error
-        assert done == []
-        disk.close()
-
-    asyncio.run(scenario())
+async def test_a_sync_that_fails_beside_the_loop_is_reported_and_nothing_counts_as_durable(log: FakeLog) -> None:
+    failed: asyncio.Future[BaseException] = asyncio.get_running_loop().create_future()
+    beside = FakeBeside()
+    disk = Disk(log, asyncio.get_running_loop(), failed.set_result, lambda seconds: None, beside)
+    done: list[int] = []
+    for index in (1, 2):
+        disk.submit(_batch(index, done))
+    beside.error = OSError(5, "Input/output error")
+    beside.end()
+    assert await asyncio.wait_for(failed, 90) is beside.error
+    assert done == []
+    disk.close()
     assert log.events == [1, "started"]
 
 
 @pytest.mark.interpreted
 @pytest.mark.usefixtures("slow")
-def test_a_kernel_that_takes_no_sync_is_done_without(log: FakeLog) -> None:
-    async def scenario() -> None:
-        beside = FakeBeside()
-        beside.is_offered = False
-        disk = Disk(log, asyncio.get_running_loop(), lambda error: None, lambda seconds: None, beside)
-        done: list[int] = []
-        disk.submit(_batch(1, done))
-        assert done == [1]
-        assert log.threads == {threading.get_ident()}
-        log.threads.clear()
-        beside.is_offered = True
-        disk.submit(_batch(2, done))
-        await _until(lambda: not disk.outstanding)
-        disk.close()
-
-    asyncio.run(scenario())
+async def test_a_kernel_that_takes_no_sync_is_done_without(log: FakeLog) -> None:
+    beside = FakeBeside()
+    beside.is_offered = False
+    disk = Disk(log, asyncio.get_running_loop(), lambda error: None, lambda seconds: None, beside)
+    done: list[int] = []
+    disk.submit(_batch(1, done))
+    assert done == [1]
+    assert log.threads == {threading.get_ident()}
+    log.threads.clear()
+    beside.is_offered = True
+    disk.submit(_batch(2, done))
+    await _until(lambda: not disk.outstanding)
+    disk.close()
     assert log.events == [1, "sync", 2, "sync"]
     assert log.threads.isdisjoint({threading.get_ident()}), "the thread has them from then on"
 
 
 @pytest.mark.interpreted
 @pytest.mark.usefixtures("slow")
-def test_a_sync_that_fails_at_the_end_is_reported(log: FakeLog) -> None:
-    async def scenario() -> None:
-        failures: list[BaseException] = []
-        beside = FakeBeside()
-        disk = Disk(log, asyncio.get_running_loop(), failures.append, lambda seconds: None, beside)
-        for index in (1, 2):
-            disk.submit(_batch(index, []))
-        beside.error = OSError(5, "Input/output error")
-        disk.close()
-        assert failures == [beside.error]
-
-    asyncio.run(scenario())
+async def test_a_sync_that_fails_at_the_end_is_reported(log: FakeLog) -> None:
+    failures: list[BaseException] = []
+    beside = FakeBeside()
+    disk = Disk(log, asyncio.get_running_loop(), failures.append, lambda seconds: None, beside)
+    for index in (1, 2):
+        disk.submit(_batch(index, []))
+    beside.error = OSError(5, "Input/output error")
+    disk.close()
+    assert failures == [beside.error]
     assert log.events == [1, "started"]
 
 
@@ -532,16 +484,13 @@ def test_an_armed_failpoint_acts_on_the_thread(log: FakeLog) -> None:
 
 @pytest.mark.interpreted
 @pytest.mark.usefixtures("slow")
-def test_closing_finishes_write_in_progress(log: FakeLog) -> None:
-    async def scenario() -> None:
-        beside = FakeBeside()
-        disk = Disk(log, asyncio.get_running_loop(), lambda error: None, lambda seconds: None, beside)
-        for index in (1, 2):
-            disk.submit(_batch(index, []))
-        beside.end()
-        disk.close()
-
-    asyncio.run(scenario())
+async def test_closing_finishes_write_in_progress(log: FakeLog) -> None:
+    beside = FakeBeside()
+    disk = Disk(log, asyncio.get_running_loop(), lambda error: None, lambda seconds: None, beside)
+    for index in (1, 2):
+        disk.submit(_batch(index, []))
+    beside.end()
+    disk.close()
     assert log.events == [1, "started", "sync", 2, "sync"]
 
 
@@ -598,37 +547,33 @@ class Submitter:
 
 @pytest.mark.interpreted
 @pytest.mark.parametrize("seed", long_except(range(30), range(8)))
-def test_batches_of_all_kinds_are_written_and_reported_in_their_order(
+async def test_batches_of_all_kinds_are_written_and_reported_in_their_order(
     monkeypatch: pytest.MonkeyPatch, seed: int
 ) -> None:
     rng = Random(seed)
     log = CheckedLog()
+    beside = FakeBeside()
+    failures: list[BaseException] = []
+    disk = Disk(log, asyncio.get_running_loop(), failures.append, lambda seconds: None, beside)
+    batches = Submitter(log, disk, rng)
 
-    async def scenario() -> None:
-        beside = FakeBeside()
-        failures: list[BaseException] = []
-        disk = Disk(log, asyncio.get_running_loop(), failures.append, lambda seconds: None, beside)
-        batches = Submitter(log, disk, rng)
+    def is_over() -> bool:
+        if log.is_syncing:
+            beside.end()
+        return not disk.outstanding
 
-        def is_over() -> bool:
-            if log.is_syncing:
-                beside.end()
-            return not disk.outstanding
-
-        while batches.submitted < 200:
-            monkeypatch.setattr(disk_module, "INLINE_SYNC_MAX_S", rng.choice((-1.0, 1.0)))
-            beside.is_offered = rng.random() < 0.99
-            for _ in range(rng.randrange(4)):
-                batches.submit()
-            if rng.random() < 0.5:
-                is_over()
-            await asyncio.sleep(0)
-        await _until(is_over)
-        assert failures == []
-        assert batches.done == log.written == list(range(1, batches.submitted + 1))
-        disk.close()
-
-    asyncio.run(scenario())
+    while batches.submitted < 200:
+        monkeypatch.setattr(disk_module, "INLINE_SYNC_MAX_S", rng.choice((-1.0, 1.0)))
+        beside.is_offered = rng.random() < 0.99
+        for _ in range(rng.randrange(4)):
+            batches.submit()
+        if rng.random() < 0.5:
+            is_over()
+        await asyncio.sleep(0)
+    await _until(is_over)
+    assert failures == []
+    assert batches.done == log.written == list(range(1, batches.submitted + 1))
+    disk.close()
 
 
 @pytest.mark.usefixtures("slow")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -100,28 +99,25 @@ def test_missing_installed_database_is_reported_as_corruption(config: ServerConf
         opened(config)
 
 
-def test_snapshot_damaged_after_receipt_stops_member_with_advice(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        with closing(LMDBBackend(tmp_path / "other")) as backend:
-            other = Store.open(backend)
-            apply(other, b"theirs", 7, NEEDLE)
-            other.commit()
-            write_snapshot(backend, snapshot_path(tmp_path, 7))
-            other.close()
-        path = snapshot_path(tmp_path, 7)
-        data = bytearray(path.read_bytes())
-        data[data.index(NEEDLE) + 3] ^= 1
-        path.write_bytes(data)
-        with closing(LMDBBackend(tmp_path / "db")) as backend:
-            store = Store.open(backend)
-            failures: list[BaseException] = []
-            installer = Installer(store, tmp_path, failures.append)
-            installer.install(SnapshotMeta(7, 1, ConfState((1,))), lambda: None)
-            await until(lambda: bool(failures))
-            assert isinstance(failures[0], StorageError)
-            assert str(path) in str(failures[0])
-            assert str(failures[0]).endswith("start the member again: it goes on with its own, and asks for another")
-            await installer.close()
-            store.close()
-
-    asyncio.run(scenario())
+async def test_snapshot_damaged_after_receipt_stops_member_with_advice(tmp_path: Path) -> None:
+    with closing(LMDBBackend(tmp_path / "other")) as backend:
+        other = Store.open(backend)
+        apply(other, b"theirs", 7, NEEDLE)
+        other.commit()
+        write_snapshot(backend, snapshot_path(tmp_path, 7))
+        other.close()
+    path = snapshot_path(tmp_path, 7)
+    data = bytearray(path.read_bytes())
+    data[data.index(NEEDLE) + 3] ^= 1
+    path.write_bytes(data)
+    with closing(LMDBBackend(tmp_path / "db")) as backend:
+        store = Store.open(backend)
+        failures: list[BaseException] = []
+        installer = Installer(store, tmp_path, failures.append)
+        installer.install(SnapshotMeta(7, 1, ConfState((1,))), lambda: None)
+        await until(lambda: bool(failures))
+        assert isinstance(failures[0], StorageError)
+        assert str(path) in str(failures[0])
+        assert str(failures[0]).endswith("start the member again: it goes on with its own, and asks for another")
+        await installer.close()
+        store.close()

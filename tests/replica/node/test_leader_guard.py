@@ -13,7 +13,7 @@ from raftkv.replica.node.node import Node
 from raftkv.rpc.server.calls import ServerCall
 from raftkv.rpc.status import RpcError
 from tests.rpc.attacks.test_work_of_a_read import Turns
-from tests.rpc.loop import failure, on_loop, until
+from tests.rpc.loop import failure, until
 
 INSISTS = ((b"hasleader", b"true"),)
 
@@ -34,7 +34,6 @@ def call(headers: tuple[tuple[bytes, bytes], ...] = ()) -> Any:
     return cast(ServerCall, Call(headers))
 
 
-@on_loop
 async def test_calls_that_insist_end_with_the_leader_and_all_with_the_member() -> None:
     node = SimpleNamespace(leader=7, settings=SimpleNamespace(election_s=0.001))
     guard = LeaderGuard(cast(Node, node))
@@ -58,7 +57,6 @@ async def test_calls_that_insist_end_with_the_leader_and_all_with_the_member() -
     assert (insisting.ends[1:], over.ends) == ([], [])
 
 
-@on_loop
 async def test_a_turn_ends_some_of_very_many_streams_and_none_when_a_leader_is_found() -> None:
     """A member that ends 60,000 streams at once hears no member for a second, and takes no part in the election."""
     node = SimpleNamespace(leader=NONE, settings=SimpleNamespace(election_s=0.001))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable
 from typing import Any
 
@@ -34,66 +33,53 @@ async def follower_of(leader: int, **raft: Any) -> tuple[World, LostLeader, Time
     return world, LostLeader(world.node, loop), timers
 
 
-def test_unreachable_leader_is_forgotten_and_an_election_starts_a_tick_later() -> None:
-    async def scenario() -> None:
-        world, lost_leader, timers = await follower_of(2)
-        lost_leader.is_gone(2)
-        await world.turns()
-        assert world.node.leader == NONE
-        assert not world.sender.take(MessageType.PRE_VOTE)
-        ((delay_s, go_off),) = timers.set
-        assert delay_s == TICK_S
-        go_off()
-        await world.turns()
-        assert {message.to for message in world.sender.take(MessageType.PRE_VOTE)} == {2, 3}
-        # Only a question: members that hear from the leader say no.
-        assert world.node.term == 1
-
-    asyncio.run(scenario())
+async def test_unreachable_leader_is_forgotten_and_an_election_starts_a_tick_later() -> None:
+    world, lost_leader, timers = await follower_of(2)
+    lost_leader.is_gone(2)
+    await world.turns()
+    assert world.node.leader == NONE
+    assert not world.sender.take(MessageType.PRE_VOTE)
+    ((delay_s, go_off),) = timers.set
+    assert delay_s == TICK_S
+    go_off()
+    await world.turns()
+    assert {message.to for message in world.sender.take(MessageType.PRE_VOTE)} == {2, 3}
+    # Only a question: members that hear from the leader say no.
+    assert world.node.term == 1
 
 
-def test_call_that_requires_a_leader_fails_after_an_election_timeout() -> None:
+async def test_call_that_requires_a_leader_fails_after_an_election_timeout() -> None:
     """A watch that is opened between two leaders goes on: etcdctl's ends for good with the first refusal."""
-
-    async def scenario() -> None:
-        world, lost_leader, _ = await follower_of(2)
-        lost_leader.is_gone(2)
-        await world.turns()
-        assert world.node.leader == NONE
-        assert not world.node.is_leaderless
-        world.node.leader_lost_at -= world.node.settings.election_s
-        assert world.node.is_leaderless
-        world.node.receive([world.heartbeat(2)])
-        await world.turns()
-        assert not world.node.is_leaderless
-
-    asyncio.run(scenario())
+    world, lost_leader, _ = await follower_of(2)
+    lost_leader.is_gone(2)
+    await world.turns()
+    assert world.node.leader == NONE
+    assert not world.node.is_leaderless
+    world.node.leader_lost_at -= world.node.settings.election_s
+    assert world.node.is_leaderless
+    world.node.receive([world.heartbeat(2)])
+    await world.turns()
+    assert not world.node.is_leaderless
 
 
-def test_a_leader_that_is_heard_of_again_is_followed() -> None:
-    async def scenario() -> None:
-        world, lost_leader, timers = await follower_of(2)
-        lost_leader.is_gone(2)
-        await world.turns()
-        world.node.receive([world.heartbeat(2)])
-        await world.turns()
-        timers.set[0][1]()
-        await world.turns()
-        assert not world.sender.take(MessageType.PRE_VOTE)
-        assert (world.node.leader, world.node.role) == (2, StateRole.FOLLOWER)
-
-    asyncio.run(scenario())
+async def test_a_leader_that_is_heard_of_again_is_followed() -> None:
+    world, lost_leader, timers = await follower_of(2)
+    lost_leader.is_gone(2)
+    await world.turns()
+    world.node.receive([world.heartbeat(2)])
+    await world.turns()
+    timers.set[0][1]()
+    await world.turns()
+    assert not world.sender.take(MessageType.PRE_VOTE)
+    assert (world.node.leader, world.node.role) == (2, StateRole.FOLLOWER)
 
 
-def test_voters_do_not_stand_together() -> None:
-    async def scenario() -> None:
-        world, lost_leader, timers = await follower_of(2)
-        # The second of those that are left.
-        world.node.settings = NodeSettings(3, TICK_S, 600.0)
-        lost_leader.is_gone(2)
-        assert timers.set[0][0] == 2 * TICK_S
-
-    asyncio.run(scenario())
+async def test_voters_do_not_stand_together() -> None:
+    world, lost_leader, timers = await follower_of(2)
+    # The second of those that are left.
+    world.node.settings = NodeSettings(3, TICK_S, 600.0)
+    lost_leader.is_gone(2)
+    assert timers.set[0][0] == 2 * TICK_S
 
 
 @pytest.mark.parametrize(
@@ -101,12 +87,9 @@ def test_voters_do_not_stand_together() -> None:
     [(3, {}), (2, {"pre_vote": False}), (2, {"check_quorum": False}), (2, {"voters": (2, 3)})],
     ids=["a follower", "no pre-vote", "no check of the quorum", "no voter"],
 )
-def test_otherwise_the_timeout_decides(gone: int, raft: dict[str, Any]) -> None:
-    async def scenario() -> None:
-        world, lost_leader, timers = await follower_of(2, **raft)
-        lost_leader.is_gone(gone)
-        await world.turns()
-        assert world.node.leader == 2
-        assert not timers.set
-
-    asyncio.run(scenario())
+async def test_otherwise_the_timeout_decides(gone: int, raft: dict[str, Any]) -> None:
+    world, lost_leader, timers = await follower_of(2, **raft)
+    lost_leader.is_gone(gone)
+    await world.turns()
+    assert world.node.leader == 2
+    assert not timers.set

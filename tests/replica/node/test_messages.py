@@ -9,14 +9,12 @@ from raftkv.raft.core import _LOCAL, WITHOUT_TERM
 from raftkv.raft.types import ConfState, Entry, Message, MessageType, SnapshotMeta, StateRole
 from raftkv.replica.codec import TERMS_AHEAD_MAX, BatchEncoder
 from tests.replica.node.node_world import ME, World
-from tests.rpc.loop import on_loop
 
 FROM_OTHERS = [kind for kind in MessageType if kind not in _LOCAL and kind not in WITHOUT_TERM]
 
 
 @pytest.mark.parametrize("pre_vote", [False, True])
 @pytest.mark.parametrize("kind", FROM_OTHERS)
-@on_loop
 async def test_a_message_without_a_term_changes_nothing(kind: MessageType, pre_vote: bool) -> None:
     """The core takes such a message for one of its own: a candidate went back to term 0, and stopped the member."""
     world = World(pre_vote=pre_vote)
@@ -57,7 +55,6 @@ async def _member(role: str) -> World:
 
 @pytest.mark.parametrize("role", ROLES)
 @pytest.mark.parametrize("kind", FROM_OTHERS)
-@on_loop
 async def test_impossible_numbers_stop_no_member_and_leave_later_terms(kind: MessageType, role: str) -> None:
     """etcd 3.5 panics on such a commit index, and goes to the last term there is, behind which comes term 0."""
     bound = 6 + 2 * TERMS_AHEAD_MAX
@@ -85,7 +82,6 @@ async def test_impossible_numbers_stop_no_member_and_leave_later_terms(kind: Mes
     ("role", "kind"),
     [("leader", MessageType.APPEND_RESPONSE), ("follower", MessageType.HEARTBEAT), ("follower", MessageType.APPEND)],
 )
-@on_loop
 async def test_numbers_beyond_any_log_in_the_present_term(role: str, kind: MessageType) -> None:
     world = await _member(role)
     term = world.node.raw.raft.term
@@ -95,7 +91,6 @@ async def test_numbers_beyond_any_log_in_the_present_term(role: str, kind: Messa
     assert world.node.raw.raft.log.committed <= 2
 
 
-@on_loop
 async def test_entries_of_a_later_term_than_their_leader_are_not_taken() -> None:
     """A log that ends with the last term there is would win every election."""
     world = await _member("follower")
@@ -106,7 +101,6 @@ async def test_entries_of_a_later_term_than_their_leader_are_not_taken() -> None
     assert world.node.raw.raft.log.last_index == 2
 
 
-@on_loop
 async def test_no_log_or_database_has_a_later_term_than_its_member() -> None:
     """Such a candidate would win over every log, and such a database would begin one that wins every election."""
     world = await _member("follower")
@@ -119,7 +113,6 @@ async def test_no_log_or_database_has_a_later_term_than_its_member() -> None:
     assert (world.failures, world.installing, world.node.raw.raft.log.last_index) == ([], [], 2)
 
 
-@on_loop
 async def test_member_with_lost_log_entries_reports_itself_lost() -> None:
     """An old copy of the data. The disk is not marked: a flipped bit of the leader may have made the message."""
     world = await _member("follower")

@@ -137,14 +137,11 @@ def test_identities_by_the_million_leave_nothing_behind(timed: Proposals) -> Non
     assert sum(map(len, held)) < 500
 
 
-def test_awaited_proposal_has_the_deadline_of_its_call(timed: Proposals, clock: list[float]) -> None:
-    async def run() -> None:
-        clock[0] = 10.0
-        with pytest.raises(errors.ContextDeadlineExceededError):
-            await Awaited(timed).propose(Kind.TXN, b"", None, None, identity=b"alice", deadline=0.0)
-        assert not timed.unsent_bytes
-
-    asyncio.run(run())
+async def test_awaited_proposal_has_the_deadline_of_its_call(timed: Proposals, clock: list[float]) -> None:
+    clock[0] = 10.0
+    with pytest.raises(errors.ContextDeadlineExceededError):
+        await Awaited(timed).propose(Kind.TXN, b"", None, None, identity=b"alice", deadline=0.0)
+    assert not timed.unsent_bytes
 
 
 def test_proposal_that_cannot_be_applied_in_time_is_refused_at_once(timed: Proposals, clock: list[float]) -> None:
@@ -286,24 +283,20 @@ class Awaited(AwaitableNode):
         return self.proposals.withdraw(request_id)
 
 
-def test_flood_of_a_client_without_a_user_takes_nothing_from_the_member(proposals: Proposals) -> None:
+async def test_flood_of_a_client_without_a_user_takes_nothing_from_the_member(proposals: Proposals) -> None:
     """Locks of all clients without a user had one share with the member's own alarms, which it then refused."""
     proposals.shares.limit = 8 * PROPOSAL_BYTES
-
-    async def run() -> None:
-        node, client = Awaited(proposals), "address 10.0.0.7"
-        tasks = [asyncio.create_task(node.propose(Kind.TXN, b"", None, None, identity=client)) for _ in range(8)]
-        await asyncio.sleep(0)
-        with pytest.raises(errors.ShareError, match=client):
-            await node.propose(Kind.TXN, b"", None, None, identity=client)
-        tasks.append(asyncio.create_task(node.propose(Kind.ALARM, b"", None, MEMBER, identity=OWN)))
-        await asyncio.sleep(0)
-        assert set(proposals.shares.held) == {client, OWN}
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-
-    asyncio.run(run())
+    node, client = Awaited(proposals), "address 10.0.0.7"
+    tasks = [asyncio.create_task(node.propose(Kind.TXN, b"", None, None, identity=client)) for _ in range(8)]
+    await asyncio.sleep(0)
+    with pytest.raises(errors.ShareError, match=client):
+        await node.propose(Kind.TXN, b"", None, None, identity=client)
+    tasks.append(asyncio.create_task(node.propose(Kind.ALARM, b"", None, MEMBER, identity=OWN)))
+    await asyncio.sleep(0)
+    assert set(proposals.shares.held) == {client, OWN}
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
 
 
 def test_finished_request_frees_its_bytes_however_it_ends(proposals: Proposals) -> None:

@@ -63,58 +63,51 @@ def committed(world: World, messages: list[Message]) -> Message:
 
 @pytest.mark.long
 @pytest.mark.parametrize(("count", "size_bytes"), [(100, MIB), (3, 40 * MIB), (5000, 10_000), (20, 100)])
-def test_requests_that_waited_for_a_leader_leave_in_readable_messages(count: int, size_bytes: int) -> None:
-    async def scenario() -> None:
-        world = World()
-        for _ in range(count):
-            world.node.submit(Kind.PUT, *put(size_bytes), None)
-        await world.turns()
-        assert not world.sender.take(MessageType.PROPOSE)
-        world.node.receive([world.heartbeat(leader=2)])
-        passed_on: list[int] = []
-        while len(passed_on) < count:
-            await asyncio.sleep(0)
-            messages = world.sender.take(MessageType.PROPOSE)
-            sizes = [[len(entry.data) for entry in message.entries] for message in messages]
-            assert all(sum(size) <= PROPOSE_BYTES_MAX or len(size) == 1 for size in sizes)
-            assert sum(map(sum, sizes)) < PACE_MAX_BYTES + PROPOSE_BYTES_MAX + size_bytes + 100
-            assert all(len(batch) < PEER_LIMITS.max_receive_message_bytes for batch in BatchEncoder().batches(messages))
-            passed_on += ids(messages)
-            world.node.receive([committed(world, messages)])  # then comes more
-        assert passed_on == list(range(1, count + 1))
-        assert not world.failures
-
-    asyncio.run(scenario())
+async def test_requests_that_waited_for_a_leader_leave_in_readable_messages(count: int, size_bytes: int) -> None:
+    world = World()
+    for _ in range(count):
+        world.node.submit(Kind.PUT, *put(size_bytes), None)
+    await world.turns()
+    assert not world.sender.take(MessageType.PROPOSE)
+    world.node.receive([world.heartbeat(leader=2)])
+    passed_on: list[int] = []
+    while len(passed_on) < count:
+        await asyncio.sleep(0)
+        messages = world.sender.take(MessageType.PROPOSE)
+        sizes = [[len(entry.data) for entry in message.entries] for message in messages]
+        assert all(sum(size) <= PROPOSE_BYTES_MAX or len(size) == 1 for size in sizes)
+        assert sum(map(sum, sizes)) < PACE_MAX_BYTES + PROPOSE_BYTES_MAX + size_bytes + 100
+        assert all(len(batch) < PEER_LIMITS.max_receive_message_bytes for batch in BatchEncoder().batches(messages))
+        passed_on += ids(messages)
+        world.node.receive([committed(world, messages)])  # then comes more
+    assert passed_on == list(range(1, count + 1))
+    assert not world.failures
 
 
-def test_flood_waits_before_the_log_where_identities_take_turns() -> None:
+async def test_flood_waits_before_the_log_where_identities_take_turns() -> None:
     """All of it went into the log at once, and what came after it waited for seconds until that was applied."""
-
-    async def scenario() -> None:
-        world = World()
-        world.node.receive([world.heartbeat(leader=2)])
-        await world.turns()
-        for _ in range(5_000):
-            world.node.submit(Kind.PUT, *put(10), None)
-        await world.turns()
-        sent = world.sender.take(MessageType.PROPOSE)
-        first = ids(sent)
-        assert 0 < len(first) <= PACE_MIN_BYTES // 1024
-        alice = [world.node.submit(Kind.PUT, put(10)[0], Alice(), None) for _ in range(1_000)]
-        await world.turns()
-        sent += (more := world.sender.take(MessageType.PROPOSE))
-        passed = ids(more)
-        assert passed == alice[: len(passed)], "the flood is in the log, not its own entries"
-        assert 1 <= len(passed) <= PACE_MIN_BYTES // 1024 // 2, "an equal part of the round"
-        world.node.receive([committed(world, sent)])
-        await world.turns()
-        assert alice[len(passed)] in ids(world.sender.take(MessageType.PROPOSE))
-        world.node.receive([world.heartbeat(leader=3, term=2)])
-        await world.turns()
-        passed_on = ids(world.sender.take(MessageType.PROPOSE))
-        assert len(passed_on) == len(first), "what another leader was sent holds up nothing"
-
-    asyncio.run(scenario())
+    world = World()
+    world.node.receive([world.heartbeat(leader=2)])
+    await world.turns()
+    for _ in range(5_000):
+        world.node.submit(Kind.PUT, *put(10), None)
+    await world.turns()
+    sent = world.sender.take(MessageType.PROPOSE)
+    first = ids(sent)
+    assert 0 < len(first) <= PACE_MIN_BYTES // 1024
+    alice = [world.node.submit(Kind.PUT, put(10)[0], Alice(), None) for _ in range(1_000)]
+    await world.turns()
+    sent += (more := world.sender.take(MessageType.PROPOSE))
+    passed = ids(more)
+    assert passed == alice[: len(passed)], "the flood is in the log, not its own entries"
+    assert 1 <= len(passed) <= PACE_MIN_BYTES // 1024 // 2, "an equal part of the round"
+    world.node.receive([committed(world, sent)])
+    await world.turns()
+    assert alice[len(passed)] in ids(world.sender.take(MessageType.PROPOSE))
+    world.node.receive([world.heartbeat(leader=3, term=2)])
+    await world.turns()
+    passed_on = ids(world.sender.take(MessageType.PROPOSE))
+    assert len(passed_on) == len(first), "what another leader was sent holds up nothing"
 
 
 def test_flood_never_fills_the_log_however_long_it_lasts() -> None:
@@ -154,39 +147,32 @@ def test_flood_never_fills_the_log_however_long_it_lasts() -> None:
 
 
 @pytest.mark.parametrize("backlog", [None, PASS_ON_BACKLOG_MAX_BYTES + 1])
-def test_nothing_is_passed_on_to_a_leader_that_is_away_or_behind(backlog: int | None) -> None:
-    async def scenario() -> None:
-        world = World()
-        world.node.receive([world.heartbeat(leader=2)])
-        await world.turns()
-        world.sender.backlog = backlog
-        world.node.submit(Kind.PUT, *put(10), None)
-        assert await world.turns() < 3, "it asks again at the next tick, not over and over"
-        assert not world.sender.take(MessageType.PROPOSE)
-        world.sender.backlog = 0
-        world.node.receive([world.heartbeat(leader=2)])
-        await world.turns()
-        assert ids(world.sender.take(MessageType.PROPOSE)) == [1]
-
-    asyncio.run(scenario())
+async def test_nothing_is_passed_on_to_a_leader_that_is_away_or_behind(backlog: int | None) -> None:
+    world = World()
+    world.node.receive([world.heartbeat(leader=2)])
+    await world.turns()
+    world.sender.backlog = backlog
+    world.node.submit(Kind.PUT, *put(10), None)
+    assert await world.turns() < 3, "it asks again at the next tick, not over and over"
+    assert not world.sender.take(MessageType.PROPOSE)
+    world.sender.backlog = 0
+    world.node.receive([world.heartbeat(leader=2)])
+    await world.turns()
+    assert ids(world.sender.take(MessageType.PROPOSE)) == [1]
 
 
-def test_nothing_is_passed_on_to_a_new_leader_that_is_away() -> None:
+async def test_nothing_is_passed_on_to_a_new_leader_that_is_away() -> None:
     """What had waited for a leader was sent in the turn that brought one, and lost: its callers waited in vain."""
-
-    async def scenario() -> None:
-        world = World()
-        world.sender.backlog = None
-        world.node.submit(Kind.PUT, *put(10), None)
-        world.node.receive([world.heartbeat(leader=2)])
-        await world.turns()
-        assert not world.sender.take(MessageType.PROPOSE)
-        world.sender.backlog = 0
-        world.node.receive([world.heartbeat(leader=2)])
-        await world.turns()
-        assert ids(world.sender.take(MessageType.PROPOSE)) == [1]
-
-    asyncio.run(scenario())
+    world = World()
+    world.sender.backlog = None
+    world.node.submit(Kind.PUT, *put(10), None)
+    world.node.receive([world.heartbeat(leader=2)])
+    await world.turns()
+    assert not world.sender.take(MessageType.PROPOSE)
+    world.sender.backlog = 0
+    world.node.receive([world.heartbeat(leader=2)])
+    await world.turns()
+    assert ids(world.sender.take(MessageType.PROPOSE)) == [1]
 
 
 async def lead(world: World) -> None:
@@ -196,44 +182,38 @@ async def lead(world: World) -> None:
     await world.turns()
 
 
-def test_more_than_the_log_takes_at_once_is_taken_little_by_little() -> None:
-    async def scenario() -> None:
-        world = World(voters=(1,), max_uncommitted_bytes=4 * MIB, max_inflight_bytes=0)
-        callers = []
-        for _ in range(30):
-            body, caller = put(MIB)
-            world.node.submit(Kind.PUT, body, caller, None)
-            callers.append(caller)
-        await lead(world)
-        assert [caller for caller in callers if caller.outcome is None] == []
-        assert world.machine.store.revision == 31
-
-    asyncio.run(scenario())
+async def test_more_than_the_log_takes_at_once_is_taken_little_by_little() -> None:
+    world = World(voters=(1,), max_uncommitted_bytes=4 * MIB, max_inflight_bytes=0)
+    callers = []
+    for _ in range(30):
+        body, caller = put(MIB)
+        world.node.submit(Kind.PUT, body, caller, None)
+        callers.append(caller)
+    await lead(world)
+    assert [caller for caller in callers if caller.outcome is None] == []
+    assert world.machine.store.revision == 31
 
 
-def test_leader_keeps_forwarded_proposals_while_its_log_is_full() -> None:
-    async def scenario() -> None:
-        world = World(voters=(1,), max_uncommitted_bytes=2 * MIB)
-        await lead(world)
-        world.disk.held = []
-        body, _ = put(MIB)
-        for number in range(12):
-            data = bytes([Kind.PUT]) + (1000 + number).to_bytes(8, "big") + body
-            assert decode(data)[1] == 1000 + number
-            world.node.receive([Message(MessageType.PROPOSE, to=1, from_=2, entries=[Entry(0, 0, data)])])
-            await world.turns()
-        while world.disk.held:
-            held, world.disk.held = world.disk.held, []
-            world.disk.outstanding = 0
-            for batch in held:
-                batch.done()
-            await world.turns()
-            world.node._wake()
-            await world.turns()
-        assert world.machine.store.revision == 13
-        assert world.node.proposals_dropped == 0
-
-    asyncio.run(scenario())
+async def test_leader_keeps_forwarded_proposals_while_its_log_is_full() -> None:
+    world = World(voters=(1,), max_uncommitted_bytes=2 * MIB)
+    await lead(world)
+    world.disk.held = []
+    body, _ = put(MIB)
+    for number in range(12):
+        data = bytes([Kind.PUT]) + (1000 + number).to_bytes(8, "big") + body
+        assert decode(data)[1] == 1000 + number
+        world.node.receive([Message(MessageType.PROPOSE, to=1, from_=2, entries=[Entry(0, 0, data)])])
+        await world.turns()
+    while world.disk.held:
+        held, world.disk.held = world.disk.held, []
+        world.disk.outstanding = 0
+        for batch in held:
+            batch.done()
+        await world.turns()
+        world.node._wake()
+        await world.turns()
+    assert world.machine.store.revision == 13
+    assert world.node.proposals_dropped == 0
 
 
 @pytest.mark.parametrize(
@@ -245,107 +225,92 @@ def test_leader_keeps_forwarded_proposals_while_its_log_is_full() -> None:
     ],
     ids=["later", "never-given-out", "in-a-callers-name"],
 )
-def test_a_leader_takes_nothing_of_a_kind_that_would_stop_it(data: bytes) -> None:
+async def test_a_leader_takes_nothing_of_a_kind_that_would_stop_it(data: bytes) -> None:
     """Every member stops at such an entry, again at each start: one damaged byte would end the cluster for good."""
-
-    async def scenario() -> None:
-        world = World(voters=(1,))
-        await lead(world)
-        body, _ = put(10)
-        entries = [Entry(0, 0, data), Entry(0, 0, encode(Kind.PUT, 7, body)), Entry(0, 0, b"short")]
-        world.node.receive([Message(MessageType.PROPOSE, to=1, from_=2, entries=entries)])
-        await world.turns()
-        assert not world.failures
-        assert world.machine.store.revision == 2
-        assert world.node.proposals_dropped == 1
-
-    asyncio.run(scenario())
+    world = World(voters=(1,))
+    await lead(world)
+    body, _ = put(10)
+    entries = [Entry(0, 0, data), Entry(0, 0, encode(Kind.PUT, 7, body)), Entry(0, 0, b"short")]
+    world.node.receive([Message(MessageType.PROPOSE, to=1, from_=2, entries=entries)])
+    await world.turns()
+    assert not world.failures
+    assert world.machine.store.revision == 2
+    assert world.node.proposals_dropped == 1
 
 
 @pytest.mark.long
-def test_pending_proposals_are_bounded() -> None:
-    async def scenario() -> None:
-        world = World()
-        for _ in range(PENDING_BYTES_MAX // (16 * MIB)):
-            world.node.submit(Kind.PUT, *put(16 * MIB), None)
-        with pytest.raises(TooManyRequestsError):
-            world.node.submit(Kind.PUT, *put(1), None)
-
-    asyncio.run(scenario())
+async def test_pending_proposals_are_bounded() -> None:
+    world = World()
+    for _ in range(PENDING_BYTES_MAX // (16 * MIB)):
+        world.node.submit(Kind.PUT, *put(16 * MIB), None)
+    with pytest.raises(TooManyRequestsError):
+        world.node.submit(Kind.PUT, *put(1), None)
 
 
-def test_requests_of_one_pass_are_proposed_as_one_batch() -> None:
-    async def scenario() -> None:
-        world = World()
-        world.node.receive([world.heartbeat(leader=2)])
-        await world.turns()
-        world.cork.begin_pass()
-        for _ in range(3):
-            world.node.submit(Kind.PUT, *put(10), None)
-        assert not world.sender.take(MessageType.PROPOSE)
-        world.cork.end_pass(is_late=False)
-        (message,) = world.sender.take(MessageType.PROPOSE)
-        assert len(message.entries) == 3
-        assert not world.failures
-
-    asyncio.run(scenario())
+async def test_requests_of_one_pass_are_proposed_as_one_batch() -> None:
+    world = World()
+    world.node.receive([world.heartbeat(leader=2)])
+    await world.turns()
+    world.cork.begin_pass()
+    for _ in range(3):
+        world.node.submit(Kind.PUT, *put(10), None)
+    assert not world.sender.take(MessageType.PROPOSE)
+    world.cork.end_pass(is_late=False)
+    (message,) = world.sender.take(MessageType.PROPOSE)
+    assert len(message.entries) == 3
+    assert not world.failures
 
 
-def test_answered_caller_is_expected_to_ask_again() -> None:
-    async def scenario() -> None:
-        world = World(voters=(1,))
-        world.node.raw.campaign()
-        world.node._wake()
-        await world.turns()
-        world.cork.begin_pass()
-        for _ in range(3):
-            world.node.submit(Kind.PUT, *put(10), None)
-        assert not world.cork.awaits_more, "none was answered before"
-        world.cork.end_pass(is_late=False)
-        await world.turns()
-        assert not world.node.proposals
+async def test_answered_caller_is_expected_to_ask_again() -> None:
+    world = World(voters=(1,))
+    world.node.raw.campaign()
+    world.node._wake()
+    await world.turns()
+    world.cork.begin_pass()
+    for _ in range(3):
+        world.node.submit(Kind.PUT, *put(10), None)
+    assert not world.cork.awaits_more, "none was answered before"
+    world.cork.end_pass(is_late=False)
+    await world.turns()
+    assert not world.node.proposals
 
-        awaited: list[bool] = []
-        world.cork.begin_pass()
-        for _ in range(2):
-            world.node.submit(Kind.PUT, *put(10), None)
-            awaited.append(world.cork.awaits_more)
-        reader = Reader()
-        world.node.read(reader)
+    awaited: list[bool] = []
+    world.cork.begin_pass()
+    for _ in range(2):
+        world.node.submit(Kind.PUT, *put(10), None)
         awaited.append(world.cork.awaits_more)
-        world.cork.end_pass(is_late=False)
-        await world.turns()
-        assert awaited == [True, True, False]
-        assert reader.is_served
+    reader = Reader()
+    world.node.read(reader)
+    awaited.append(world.cork.awaits_more)
+    world.cork.end_pass(is_late=False)
+    await world.turns()
+    assert awaited == [True, True, False]
+    assert reader.is_served
 
-        world.cork.begin_pass()
-        world.node.read(Reader())
-        assert world.cork.awaits_more, "two writers and a reader were answered"
-        world.cork.end_pass(is_late=False)
-        assert not world.failures
-
-    asyncio.run(scenario())
+    world.cork.begin_pass()
+    world.node.read(Reader())
+    assert world.cork.awaits_more, "two writers and a reader were answered"
+    world.cork.end_pass(is_late=False)
+    assert not world.failures
 
 
-def test_an_idle_time_is_not_taken_for_the_time_until_an_entry_is_applied(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_an_idle_time_is_not_taken_for_the_time_until_an_entry_is_applied(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """A proposal with a deadline was refused as too late by the time that had passed without any."""
-
-    async def run() -> None:
-        now = 0.0
-        monkeypatch.setattr(asyncio.get_running_loop(), "time", lambda: now)
-        world = World((1,))
-        world.node.raw.campaign()
-        world.node._wake()
+    now = 0.0
+    monkeypatch.setattr(asyncio.get_running_loop(), "time", lambda: now)
+    world = World((1,))
+    world.node.raw.campaign()
+    world.node._wake()
+    await world.turns()
+    callers: list[Caller] = []
+    for idle_s in (0.0, 50.0, 5.0):
+        now += idle_s
+        caller = Caller(rpc_pb2.PutRequest(key=b"k"))
+        caller.deadline = now + 3.0
+        world.node.submit(Kind.PUT, caller.request.SerializeToString(), caller, None)
+        now += 2 * SOON_S
         await world.turns()
-        callers: list[Caller] = []
-        for idle_s in (0.0, 50.0, 5.0):
-            now += idle_s
-            caller = Caller(rpc_pb2.PutRequest(key=b"k"))
-            caller.deadline = now + 3.0
-            world.node.submit(Kind.PUT, caller.request.SerializeToString(), caller, None)
-            now += 2 * SOON_S
-            await world.turns()
-            callers.append(caller)
-        assert [type(caller.outcome) for caller in callers] == [Outcome] * 3
-
-    asyncio.run(run())
+        callers.append(caller)
+    assert [type(caller.outcome) for caller in callers] == [Outcome] * 3

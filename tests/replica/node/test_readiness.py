@@ -16,7 +16,9 @@ from raftkv.replica.membership.presence import Readiness
 @pytest.mark.parametrize(
     ("is_leaderless", "why"), [(True, "no quorum"), (False, "not caught up with the leader")], ids=["alone", "behind"]
 )
-def test_a_member_that_waited_says_for_what(is_leaderless: bool, why: str, caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_member_that_waited_says_for_what(
+    is_leaderless: bool, why: str, caplog: pytest.LogCaptureFixture
+) -> None:
     async def at_once(_: object) -> None:
         """Have everything applied that was known at the start."""
 
@@ -24,15 +26,12 @@ def test_a_member_that_waited_says_for_what(is_leaderless: bool, why: str, caplo
         """Publish nothing, for ever."""
         await asyncio.Event().wait()
 
-    async def scenario() -> None:
-        store = SimpleNamespace(revision=1)
-        node: Any = SimpleNamespace(
-            committed=7, applied=7, wait_until=at_once, is_leaderless=is_leaderless, store=store, conf_state=None
-        )
-        readiness = Readiness(node, never, 0.01)
-        await readiness.wait()
-        assert readiness.is_ready
-
-    asyncio.run(scenario())
+    store = SimpleNamespace(revision=1)
+    node: Any = SimpleNamespace(
+        committed=7, applied=7, wait_until=at_once, is_leaderless=is_leaderless, store=store, conf_state=None
+    )
+    readiness = Readiness(node, never, 0.01)
+    await readiness.wait()
+    assert readiness.is_ready
     line = f"{why} within 0.01 s: serving clients from local, perhaps stale data (applied 7, revision 1)"
     assert [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING] == [line]

@@ -196,20 +196,17 @@ def test_very_many_readers_are_served_or_failed_some_a_turn(queue: ReadQueue, as
     assert all(reader.outcome is not None for reader in readers)
 
 
-def test_a_node_serves_them_turn_by_turn() -> None:
-    async def scenario() -> None:
-        world = World((1,))
-        world.node.raw.campaign()
-        world.node._wake()
-        await world.turns()
-        readers = [Reader() for _ in range(3 * READERS_AT_ONCE)]
-        for reader in readers:
-            world.node.read(reader)
-        served = [0]
-        while served[-1] < len(readers):
-            await asyncio.sleep(0)
-            served.append(sum(reader.outcome == "served" for reader in readers))
-            assert len(served) < 100
-        assert max(after - before for before, after in pairwise(served)) <= READERS_AT_ONCE
-
-    asyncio.run(scenario())
+async def test_a_node_serves_them_turn_by_turn() -> None:
+    world = World((1,))
+    world.node.raw.campaign()
+    world.node._wake()
+    await world.turns()
+    readers = [Reader() for _ in range(3 * READERS_AT_ONCE)]
+    for reader in readers:
+        world.node.read(reader)
+    served = [0]
+    while served[-1] < len(readers):
+        await asyncio.sleep(0)
+        served.append(sum(reader.outcome == "served" for reader in readers))
+        assert len(served) < 100
+    assert max(after - before for before, after in pairwise(served)) <= READERS_AT_ONCE

@@ -39,82 +39,66 @@ async def _begin(node: ManualNode, **options: Any) -> tuple[asyncio.Task[Outcome
     return task, waiter
 
 
-def test_the_outcome_is_returned_whether_or_not_applying_refused() -> None:
-    async def scenario() -> None:
-        for error in (None, errors.LeaseNotFoundError()):
-            task, waiter = await _begin(ManualNode())
-            waiter.finish(Outcome(7, error=error))
-            assert ((await task).revision, (await task).error) == (7, error)
-
-    asyncio.run(scenario())
-
-
-def test_a_request_that_gets_no_outcome_raises() -> None:
-    async def scenario() -> None:
+async def test_the_outcome_is_returned_whether_or_not_applying_refused() -> None:
+    for error in (None, errors.LeaseNotFoundError()):
         task, waiter = await _begin(ManualNode())
-        waiter.fail(errors.RequestTimeoutError())
-        waiter.finish(Outcome(7))  # too late to matter
-        with pytest.raises(errors.RequestTimeoutError):
-            await task
+        waiter.finish(Outcome(7, error=error))
+        assert ((await task).revision, (await task).error) == (7, error)
 
-    asyncio.run(scenario())
+
+async def test_a_request_that_gets_no_outcome_raises() -> None:
+    task, waiter = await _begin(ManualNode())
+    waiter.fail(errors.RequestTimeoutError())
+    waiter.finish(Outcome(7))  # too late to matter
+    with pytest.raises(errors.RequestTimeoutError):
+        await task
 
 
 @pytest.mark.parametrize("is_unsent", [True, False])
-def test_lost_caller_withdraws_request_unless_it_waits_for_outcome(is_unsent: bool) -> None:
+async def test_lost_caller_withdraws_request_unless_it_waits_for_outcome(is_unsent: bool) -> None:
     """A lock's request whose client had left stayed in the queue, kept its share, and was executed to be undone."""
-
-    async def scenario() -> None:
-        node, abandoned = Withdrawing(is_unsent=is_unsent), list[Outcome]()
-        task, waiter = await _begin(node)
-        task.cancel()
-        await quiet()
-        waiter.finish(Outcome(7))
-        assert node.withdrawn == [1]
-        node.proposed.clear()
-        task, waiter = await _begin(node, on_abandoned=abandoned.append)
-        task.cancel()
-        await quiet()
-        if is_unsent:
-            assert (node.withdrawn, abandoned) == ([1, 1], [])
-            return
-        outcome = Outcome(8)
-        waiter.finish(outcome)
-        assert (node.withdrawn, abandoned) == ([1], [outcome])
-
-    asyncio.run(scenario())
+    node, abandoned = Withdrawing(is_unsent=is_unsent), list[Outcome]()
+    task, waiter = await _begin(node)
+    task.cancel()
+    await quiet()
+    waiter.finish(Outcome(7))
+    assert node.withdrawn == [1]
+    node.proposed.clear()
+    task, waiter = await _begin(node, on_abandoned=abandoned.append)
+    task.cancel()
+    await quiet()
+    if is_unsent:
+        assert (node.withdrawn, abandoned) == ([1, 1], [])
+        return
+    outcome = Outcome(8)
+    waiter.finish(outcome)
+    assert (node.withdrawn, abandoned) == ([1], [outcome])
 
 
-def test_caller_lost_in_the_turn_of_the_outcome_hears_it() -> None:
+async def test_caller_lost_in_the_turn_of_the_outcome_hears_it() -> None:
     # It does not see the outcome, which is there already: the key of a waiter for a lock stayed in the queue.
-    async def scenario() -> None:
-        abandoned: list[Outcome] = []
-        task, waiter = await _begin(ManualNode(), on_abandoned=abandoned.append)
-        outcome = Outcome(8)
-        waiter.finish(outcome)
-        task.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await task
-        assert abandoned == [outcome]
-        task, waiter = await _begin(ManualNode(), on_abandoned=abandoned.append)
-        waiter.fail(errors.RequestTimeoutError())
-        task.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await task
-        assert abandoned == [outcome]
-
-    asyncio.run(scenario())
+    abandoned: list[Outcome] = []
+    task, waiter = await _begin(ManualNode(), on_abandoned=abandoned.append)
+    outcome = Outcome(8)
+    waiter.finish(outcome)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert abandoned == [outcome]
+    task, waiter = await _begin(ManualNode(), on_abandoned=abandoned.append)
+    waiter.fail(errors.RequestTimeoutError())
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert abandoned == [outcome]
 
 
-def test_a_wait_for_a_condition_ends_with_the_turn_that_made_it_true() -> None:
-    async def scenario() -> None:
-        world = World()
-        waiting = asyncio.get_running_loop().create_task(world.node.wait_until(lambda: world.node.leader == 2))
-        await world.turns()
-        assert not waiting.done()
-        world.node.receive([world.heartbeat(leader=2)])
-        await world.turns()
-        await asyncio.wait_for(waiting, 90)
-        await asyncio.wait_for(world.node.wait_until(lambda: True), 90)
-
-    asyncio.run(scenario())
+async def test_a_wait_for_a_condition_ends_with_the_turn_that_made_it_true() -> None:
+    world = World()
+    waiting = asyncio.get_running_loop().create_task(world.node.wait_until(lambda: world.node.leader == 2))
+    await world.turns()
+    assert not waiting.done()
+    world.node.receive([world.heartbeat(leader=2)])
+    await world.turns()
+    await asyncio.wait_for(waiting, 90)
+    await asyncio.wait_for(world.node.wait_until(lambda: True), 90)

@@ -24,19 +24,16 @@ from tests.server.test_snapshot_service import Call
 PATIENCE_S = 90.0
 
 
-def test_a_report_of_the_database_that_fails_is_a_failure_of_the_member() -> None:
-    async def scenario() -> None:
-        failed: asyncio.Future[BaseException] = asyncio.get_running_loop().create_future()
-        writer = open_writer(asyncio.get_running_loop(), failed.set_result)
+async def test_a_report_of_the_database_that_fails_is_a_failure_of_the_member() -> None:
+    failed: asyncio.Future[BaseException] = asyncio.get_running_loop().create_future()
+    writer = open_writer(asyncio.get_running_loop(), failed.set_result)
 
-        def fail(error: Exception | None) -> None:
-            raise ValueError(f"nobody has heard of {error}")
+    def fail(error: Exception | None) -> None:
+        raise ValueError(f"nobody has heard of {error}")
 
-        writer.submit(lambda: None, fail)
-        assert str(await asyncio.wait_for(failed, PATIENCE_S)) == "nobody has heard of None"
-        writer.close()
-
-    asyncio.run(scenario())
+    writer.submit(lambda: None, fail)
+    assert str(await asyncio.wait_for(failed, PATIENCE_S)) == "nobody has heard of None"
+    writer.close()
 
 
 class Full:

@@ -259,23 +259,21 @@ def test_ignored_database_is_removed_and_an_awaited_one_is_kept(
     assert names(tmp_path) == []
 
 
-def test_awaited_database_survives_another_of_the_same_entry(tmp_path: Path, sent: tuple[Path, SnapshotInfo]) -> None:
+async def test_awaited_database_survives_another_of_the_same_entry(
+    tmp_path: Path, sent: tuple[Path, SnapshotInfo]
+) -> None:
     """Two leaders, one after the other, sent one each: the core ignores the first message and takes the second."""
-
-    async def scenario() -> None:
-        awaited: list[int] = []
-        taker = SnapshotReceiver(tmp_path, awaited.__contains__)
-        first, second = [await taker.receive(Call(chunks_of(sent)), 1) for _ in range(2)]
-        taker.settle(first)
-        assert names(tmp_path) == [PLACED]
-        awaited.append(30)
-        taker.settle(second)
-        assert names(tmp_path) == [PLACED]
-        awaited.clear()
-        taker.settle(await taker.receive(Call(chunks_of(sent)), 1))
-        await until(lambda: names(tmp_path) == [])  # a thread deletes it
-
-    asyncio.run(scenario())
+    awaited: list[int] = []
+    taker = SnapshotReceiver(tmp_path, awaited.__contains__)
+    first, second = [await taker.receive(Call(chunks_of(sent)), 1) for _ in range(2)]
+    taker.settle(first)
+    assert names(tmp_path) == [PLACED]
+    awaited.append(30)
+    taker.settle(second)
+    assert names(tmp_path) == [PLACED]
+    awaited.clear()
+    taker.settle(await taker.receive(Call(chunks_of(sent)), 1))
+    await until(lambda: names(tmp_path) == [])  # a thread deletes it
 
 
 def test_a_sender_that_stops_sending_is_not_waited_for(
@@ -361,29 +359,25 @@ async def _take(taker: SnapshotReceiver, chunks: Chunks) -> object:
 
 
 @pytest.mark.parametrize("restarted", [False, True])
-def test_a_broken_stream_is_gone_on_with_where_it_stopped(
+async def test_a_broken_stream_is_gone_on_with_where_it_stopped(
     tmp_path: Path, sent: tuple[Path, SnapshotInfo], monkeypatch: pytest.MonkeyPatch, restarted: bool
 ) -> None:
     monkeypatch.setattr(receiver, "WRITE_BYTES", 1)
-
-    async def scenario() -> None:
-        taker = SnapshotReceiver(tmp_path, lambda index: False)
-        assert await _offset(taker, sent[1]) == 0
-        for end in (1, 9_000, 17_000):
-            have = await _offset(taker, sent[1])
-            error = await _take(taker, resumable(sent, have, end))
-            assert str(error) == "a snapshot ended early"
-            if restarted:
-                files.remove_leftovers(tmp_path)
-                taker = SnapshotReceiver(tmp_path, lambda index: False)
-                taker.start()
-            assert await _offset(taker, sent[1]) == end
-            assert await _offset(taker, replace(sent[1], sha256=bytes(32))) == 0, "another copy"
-        # Less than what is here is fine too; it is written again.
-        assert isinstance(await _take(taker, resumable(sent, 16_500)), Message)
-        taker.close()
-
-    asyncio.run(scenario())
+    taker = SnapshotReceiver(tmp_path, lambda index: False)
+    assert await _offset(taker, sent[1]) == 0
+    for end in (1, 9_000, 17_000):
+        have = await _offset(taker, sent[1])
+        error = await _take(taker, resumable(sent, have, end))
+        assert str(error) == "a snapshot ended early"
+        if restarted:
+            files.remove_leftovers(tmp_path)
+            taker = SnapshotReceiver(tmp_path, lambda index: False)
+            taker.start()
+        assert await _offset(taker, sent[1]) == end
+        assert await _offset(taker, replace(sent[1], sha256=bytes(32))) == 0, "another copy"
+    # Less than what is here is fine too; it is written again.
+    assert isinstance(await _take(taker, resumable(sent, 16_500)), Message)
+    taker.close()
     assert names(tmp_path) == [PLACED]
     assert (tmp_path / PLACED).read_bytes() == sent[0].read_bytes()
 
@@ -394,25 +388,21 @@ def test_stream_resuming_past_received_bytes_is_refused(tmp_path: Path, sent: tu
     assert names(tmp_path) == []
 
 
-def test_bytes_that_a_power_cut_lost_are_found_missing(
+async def test_bytes_that_a_power_cut_lost_are_found_missing(
     tmp_path: Path, sent: tuple[Path, SnapshotInfo], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The file says that it has them: what it has is compared with the digest all the same, and all comes again."""
     monkeypatch.setattr(receiver, "WRITE_BYTES", 1)
-
-    async def scenario() -> None:
-        taker = SnapshotReceiver(tmp_path, lambda index: False)
-        await _take(taker, resumable(sent, 0, 17_000))
-        path = receiver.partial_path(tmp_path, 30, 3, sent[1].size_bytes, sent[1].sha256)
-        data = bytearray(path.read_bytes())
-        data[8_192:12_288] = bytes(4_096)
-        path.write_bytes(data)
-        error = await _take(taker, resumable(sent, 17_000))
-        assert "damaged" in str(error)
-        assert await _offset(taker, sent[1]) == 0
-        assert isinstance(await _take(taker, resumable(sent)), Message)
-
-    asyncio.run(scenario())
+    taker = SnapshotReceiver(tmp_path, lambda index: False)
+    await _take(taker, resumable(sent, 0, 17_000))
+    path = receiver.partial_path(tmp_path, 30, 3, sent[1].size_bytes, sent[1].sha256)
+    data = bytearray(path.read_bytes())
+    data[8_192:12_288] = bytes(4_096)
+    path.write_bytes(data)
+    error = await _take(taker, resumable(sent, 17_000))
+    assert "damaged" in str(error)
+    assert await _offset(taker, sent[1]) == 0
+    assert isinstance(await _take(taker, resumable(sent)), Message)
     assert names(tmp_path) == [PLACED]
 
 
@@ -440,26 +430,22 @@ def test_the_next_stream_ends_one_that_is_not_known_to_be_dead(
     assert names(tmp_path) == [PLACED]
 
 
-def test_remains_of_a_database_are_removed(
+async def test_remains_of_a_database_are_removed(
     tmp_path: Path, sent: tuple[Path, SnapshotInfo], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     other = replace(sent[1], sha256=bytes(32))
-
-    async def scenario() -> None:
-        taker = SnapshotReceiver(tmp_path, lambda index: False)
-        await _take(taker, resumable((sent[0], other), 0, 20_000))
-        (kept,) = names(tmp_path)
-        await _take(taker, resumable(sent, 0, 20_000))
-        await until(lambda: len(names(tmp_path)) == 1)
-        assert names(tmp_path) != [kept]
-        assert taker.give_up(), "its room is needed"
-        await until(lambda: names(tmp_path) == [])
-        assert not taker.give_up()
-        monkeypatch.setattr(receiver, "KEPT_S", 0.01)
-        await _take(taker, resumable(sent, 0, 20_000))
-        await until(lambda: names(tmp_path) == [])
-
-    asyncio.run(scenario())
+    taker = SnapshotReceiver(tmp_path, lambda index: False)
+    await _take(taker, resumable((sent[0], other), 0, 20_000))
+    (kept,) = names(tmp_path)
+    await _take(taker, resumable(sent, 0, 20_000))
+    await until(lambda: len(names(tmp_path)) == 1)
+    assert names(tmp_path) != [kept]
+    assert taker.give_up(), "its room is needed"
+    await until(lambda: names(tmp_path) == [])
+    assert not taker.give_up()
+    monkeypatch.setattr(receiver, "KEPT_S", 0.01)
+    await _take(taker, resumable(sent, 0, 20_000))
+    await until(lambda: names(tmp_path) == [])
 
 
 class Check:
@@ -573,7 +559,7 @@ def test_receive_cancelled_during_allocation_frees_the_room(
 
 
 @pytest.mark.parametrize("step", ["posix_fallocate", "pwrite", "fdatasync", "ftruncate", "fsync"])
-def test_a_disk_that_fills_up_leaves_nothing_behind(
+async def test_a_disk_that_fills_up_leaves_nothing_behind(
     tmp_path: Path, sent: tuple[Path, SnapshotInfo], monkeypatch: pytest.MonkeyPatch, step: str
 ) -> None:
     monkeypatch.setattr(receiver, "WRITE_BYTES", 1)
@@ -582,15 +568,12 @@ def test_a_disk_that_fills_up_leaves_nothing_behind(
     def full(*_: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    async def scenario() -> None:
-        taker = SnapshotReceiver(tmp_path, lambda index: False)
-        with monkeypatch.context() as patch:
-            patch.setattr(os, step, full)
-            error = await _take(taker, resumable(sent))
-        assert str(error) == f"cannot store a snapshot in {tmp_path}: No space left on device"
-        assert await _offset(taker, sent[1]) == 0
-        await until(lambda: names(tmp_path) == [])
-        assert isinstance(await _take(taker, resumable(sent)), Message)
-
-    asyncio.run(scenario())
+    taker = SnapshotReceiver(tmp_path, lambda index: False)
+    with monkeypatch.context() as patch:
+        patch.setattr(os, step, full)
+        error = await _take(taker, resumable(sent))
+    assert str(error) == f"cannot store a snapshot in {tmp_path}: No space left on device"
+    assert await _offset(taker, sent[1]) == 0
+    await until(lambda: names(tmp_path) == [])
+    assert isinstance(await _take(taker, resumable(sent)), Message)
     assert names(tmp_path) == [PLACED]

@@ -98,7 +98,7 @@ def test_a_failed_delivery_ends_every_stream_so_that_nothing_is_missed_unknowing
     assert "delivering watch events failed" in caplog.text
 
 
-def test_damaged_record_ends_only_the_watch_that_needs_it(world: World) -> None:
+async def test_damaged_record_ends_only_the_watch_that_needs_it(world: World) -> None:
     """A damaged history ended the run that serves those who are behind: their streams waited for ever."""
     found: list[CorruptionError] = []
     world.hub.on_damage = found.append
@@ -108,14 +108,10 @@ def test_damaged_record_ends_only_the_watch_that_needs_it(world: World) -> None:
     assert isinstance(backend, MemoryBackend)
     backend.buckets[schema.KEY][to_key(pack(2, 0))] = b"nonsense"
     world.watch(world.stream()[0], key=b"damaged", start_revision=1)
-
-    async def scenario() -> None:
-        runner = WatchRunner()
-        runner.hub = world.hub
-        runner.wake()
-        await until(lambda: bool(found))
-
-    asyncio.run(scenario())
+    runner = WatchRunner()
+    runner.hub = world.hub
+    runner.wake()
+    await until(lambda: bool(found))
     assert [type(failure) for failure in world.failures] == [DamagedError]
     assert [str(error) for error in found] == ["record of revision 2.0 is corrupt: its checksum is wrong"]
     other, call = world.stream()
@@ -471,49 +467,44 @@ class Admitted:
 
 
 @pytest.mark.parametrize(("key_bytes", "few"), [(0, REQUESTS_PER_PASS), (10 * BYTES_AS_A_REQUEST, 19)])
-def test_a_pass_of_the_loop_takes_few_requests_of_all_streams_together(world: World, key_bytes: int, few: int) -> None:
+async def test_a_pass_of_the_loop_takes_few_requests_of_all_streams_together(
+    world: World, key_bytes: int, few: int
+) -> None:
     """A request counts by its bytes too: ten megabytes are no more to be parsed in one pass."""
-
-    async def run() -> None:
-        guard, admission = cast(LeaderGuard, Guard()), cast(Admission, Admitted())
-        service = WatchService(world.hub, admission, guard, fragment_bytes=1000, progress_interval_s=0)
-        calls = [Flood(3 * few, key_bytes), Flood(few, key_bytes)]
-        async with asyncio.TaskGroup() as group:
-            tasks = [group.create_task(service.watch(cast(StreamCall, call))) for call in calls]
-            before = 0
-            while before < 4 * few:
-                await asyncio.sleep(0)
-                assert world.hub.watcher_count - before <= few
-                before = world.hub.watcher_count
-            for task in tasks:
-                task.cancel()
-
-    asyncio.run(run())
+    guard, admission = cast(LeaderGuard, Guard()), cast(Admission, Admitted())
+    service = WatchService(world.hub, admission, guard, fragment_bytes=1000, progress_interval_s=0)
+    calls = [Flood(3 * few, key_bytes), Flood(few, key_bytes)]
+    async with asyncio.TaskGroup() as group:
+        tasks = [group.create_task(service.watch(cast(StreamCall, call))) for call in calls]
+        before = 0
+        while before < 4 * few:
+            await asyncio.sleep(0)
+            assert world.hub.watcher_count - before <= few
+            before = world.hub.watcher_count
+        for task in tasks:
+            task.cancel()
     assert world.hub.watcher_count == 0
 
 
-def test_few_of_very_many_waiting_streams_are_called_in_their_order(world: World) -> None:
-    async def run() -> None:
-        guard, admission = cast(LeaderGuard, Guard()), cast(Admission, Admitted())
-        service = WatchService(world.hub, admission, guard, fragment_bytes=1000, progress_interval_s=0)
-        calls = [Flood(1) for _ in range(5 * REQUESTS_PER_PASS)]
-        async with asyncio.TaskGroup() as group:
-            tasks = [group.create_task(service.watch(cast(StreamCall, call))) for call in calls]
-            for _ in range(3):
-                await asyncio.sleep(0)
-            assert len(service._requests) >= 3 * REQUESTS_PER_PASS
-            for task in tasks[REQUESTS_PER_PASS : 3 * REQUESTS_PER_PASS]:
-                task.cancel()  # who is called next is not there any more: the others must not wait for ever
+async def test_few_of_very_many_waiting_streams_are_called_in_their_order(world: World) -> None:
+    guard, admission = cast(LeaderGuard, Guard()), cast(Admission, Admitted())
+    service = WatchService(world.hub, admission, guard, fragment_bytes=1000, progress_interval_s=0)
+    calls = [Flood(1) for _ in range(5 * REQUESTS_PER_PASS)]
+    async with asyncio.TaskGroup() as group:
+        tasks = [group.create_task(service.watch(cast(StreamCall, call))) for call in calls]
+        for _ in range(3):
+            await asyncio.sleep(0)
+        assert len(service._requests) >= 3 * REQUESTS_PER_PASS
+        for task in tasks[REQUESTS_PER_PASS : 3 * REQUESTS_PER_PASS]:
+            task.cancel()  # who is called next is not there any more: the others must not wait for ever
+        before = len(service._requests)
+        while len(service._requests):
+            await asyncio.sleep(0)
+            assert before - len(service._requests) <= REQUESTS_PER_PASS
             before = len(service._requests)
-            while len(service._requests):
-                await asyncio.sleep(0)
-                assert before - len(service._requests) <= REQUESTS_PER_PASS
-                before = len(service._requests)
-            await until(lambda: world.hub.watcher_count == 3 * REQUESTS_PER_PASS)
-            for task in tasks:
-                task.cancel()
-
-    asyncio.run(run())
+        await until(lambda: world.hub.watcher_count == 3 * REQUESTS_PER_PASS)
+        for task in tasks:
+            task.cancel()
     assert world.hub.watcher_count == 0
 
 
@@ -534,27 +525,23 @@ class Rights:
     refusal_to_go_on = read_refusal
 
 
-def test_a_refused_watch_is_reported_to_the_listener_of_refusals(world: World) -> None:
+async def test_a_refused_watch_is_reported_to_the_listener_of_refusals(world: World) -> None:
     heard: list[tuple[object, bytes, bytes, str]] = []
-
-    async def run() -> None:
-        guard, admission, live = cast(LeaderGuard, Guard()), cast(Admission, Admitted()), cast(LiveCalls, Rights())
-        service = WatchService(
-            world.hub,
-            admission,
-            guard,
-            live,
-            fragment_bytes=1000,
-            progress_interval_s=0,
-            on_refused=lambda *refused: heard.append(refused),
-        )
-        call = Flood(2)
-        task = asyncio.get_running_loop().create_task(service.watch(cast(StreamCall, call)))
-        await until(lambda: len(heard) == 2)
-        task.cancel()
-        assert heard == [(call, key, b"", "etcdserver: permission denied") for key in (b"1", b"0")]
-
-    asyncio.run(run())
+    guard, admission, live = cast(LeaderGuard, Guard()), cast(Admission, Admitted()), cast(LiveCalls, Rights())
+    service = WatchService(
+        world.hub,
+        admission,
+        guard,
+        live,
+        fragment_bytes=1000,
+        progress_interval_s=0,
+        on_refused=lambda *refused: heard.append(refused),
+    )
+    call = Flood(2)
+    task = asyncio.get_running_loop().create_task(service.watch(cast(StreamCall, call)))
+    await until(lambda: len(heard) == 2)
+    task.cancel()
+    assert heard == [(call, key, b"", "etcdserver: permission denied") for key in (b"1", b"0")]
 
 
 @pytest.mark.interpreted

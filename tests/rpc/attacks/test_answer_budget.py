@@ -21,7 +21,7 @@ from tests.rpc import raw
 from tests.rpc import services as s
 from tests.rpc.attacks.test_attacks import under_attack
 from tests.rpc.conftest import Certificates
-from tests.rpc.loop import failure, on_loop, until
+from tests.rpc.loop import failure, until
 
 MIB = 1024 * 1024
 BIG = "/test.Echo/Big"
@@ -72,7 +72,6 @@ async def refusals(client: raw.RawClient, count: int) -> list[tuple[bytes, str]]
     return [(fields[one][b"grpc-status"], fields[one][b"grpc-message"].decode()) for one in streams]
 
 
-@on_loop
 async def test_a_burst_of_requests_cannot_queue_more_answers_than_the_limit() -> None:
     """All requests come in one read: the limit holds when an answer is made, not when the next bytes arrive."""
     limits = ServerLimits(connection_send_buffer_bytes=8 * MIB)
@@ -87,7 +86,6 @@ async def test_a_burst_of_requests_cannot_queue_more_answers_than_the_limit() ->
         await until(lambda: echo.server.answers.used_bytes == 0)
 
 
-@on_loop
 async def test_an_answer_counts_whole_until_its_last_byte_has_left() -> None:
     """The engine keeps it whole: a client that takes all but one byte has freed nothing."""
     limits = ServerLimits(connection_send_buffer_bytes=8 * MIB)
@@ -101,7 +99,6 @@ async def test_an_answer_counts_whole_until_its_last_byte_has_left() -> None:
         client.close()
 
 
-@on_loop
 async def test_connections_that_do_not_read_go_first_when_the_process_is_short() -> None:
     limits = ServerLimits(
         connection_send_buffer_bytes=20 * MIB, process_send_buffer_bytes=40 * MIB, reading_grace_s=1.5
@@ -126,7 +123,6 @@ async def test_connections_that_do_not_read_go_first_when_the_process_is_short()
             one.close()
 
 
-@on_loop
 async def test_a_full_process_refuses_large_answers_and_serves_small_ones() -> None:
     """All that hold much do read, just now: no connection is ended, the new call fails."""
     limits = ServerLimits(process_send_buffer_bytes=4 * MIB, reading_grace_s=1000)
@@ -143,7 +139,6 @@ async def test_a_full_process_refuses_large_answers_and_serves_small_ones() -> N
         assert len(await channel.unary(BIG, b"400000", 10)) == 400_000
 
 
-@on_loop
 async def test_servers_share_a_budget() -> None:
     limits = ServerLimits(process_send_buffer_bytes=4 * MIB, reading_grace_s=1000)
     async with s.echo_server(limits) as first, s.echo_server(limits) as second, Channel(second.target) as channel:
@@ -158,7 +153,6 @@ async def test_servers_share_a_budget() -> None:
         client.close()
 
 
-@on_loop
 async def test_a_handler_can_ask_how_much_room_there_is() -> None:
     limits = ServerLimits(connection_send_buffer_bytes=10 * MIB)
     rooms: list[int] = []
@@ -176,7 +170,6 @@ async def test_a_handler_can_ask_how_much_room_there_is() -> None:
         client.close()
 
 
-@on_loop
 async def test_streams_that_let_nothing_through_are_reset_and_others_stay() -> None:
     limits = ServerLimits(send_stall_timeout_s=0.2)
     async with under_attack(limits) as (echo, _):
@@ -196,7 +189,6 @@ async def test_streams_that_let_nothing_through_are_reset_and_others_stay() -> N
         client.close()
 
 
-@on_loop
 async def test_a_connection_whose_own_window_stays_closed_is_ended() -> None:
     limits = ServerLimits(send_stall_timeout_s=0.2)
     async with under_attack(limits) as (echo, _):
@@ -208,7 +200,6 @@ async def test_a_connection_whose_own_window_stays_closed_is_ended() -> None:
         client.close()
 
 
-@on_loop
 async def test_a_stream_that_trickles_is_one_that_stands_still() -> None:
     limits = ServerLimits(send_stall_timeout_s=0.2)
     async with under_attack(limits) as (echo, _):
@@ -222,7 +213,6 @@ async def test_a_stream_that_trickles_is_one_that_stands_still() -> None:
         client.close()
 
 
-@on_loop
 async def test_streams_wait_while_the_process_is_short_and_go_on_afterwards() -> None:
     limits = ServerLimits(process_send_buffer_bytes=4 * MIB, reading_grace_s=1000)
     async with s.echo_server(limits) as echo, Channel(echo.target) as channel:
@@ -240,7 +230,6 @@ async def test_streams_wait_while_the_process_is_short_and_go_on_afterwards() ->
         stream.cancel()
 
 
-@on_loop
 async def test_a_stream_waits_for_ever_rather_than_fail() -> None:
     """A flood into closed windows holds its own send buffer, not more, however short the process is."""
     limits = ServerLimits(process_send_buffer_bytes=4 * MIB, reading_grace_s=1000)
@@ -261,7 +250,6 @@ async def test_a_stream_waits_for_ever_rather_than_fail() -> None:
 
 
 @pytest.mark.long
-@on_loop
 async def test_large_honest_answers_pass_with_the_defaults() -> None:
     async with s.pair() as (echo, channel):
         serve_big(echo)
@@ -271,7 +259,6 @@ async def test_large_honest_answers_pass_with_the_defaults() -> None:
         await until(lambda: echo.server.answers.used_bytes == 0)
 
 
-@on_loop
 async def test_nothing_stays_charged_however_calls_end() -> None:
     async with s.pair() as (echo, channel):
         serve_big(echo)
@@ -296,7 +283,6 @@ async def test_nothing_stays_charged_however_calls_end() -> None:
     assert not echo.server.answers.accounts
 
 
-@on_loop
 async def test_queue_of_a_lost_connection_is_freed_in_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     """Giving 300 MB back to the system at once takes 60 ms."""
     left: list[int] = []
@@ -322,7 +308,6 @@ async def test_queue_of_a_lost_connection_is_freed_in_steps(monkeypatch: pytest.
 
 
 @pytest.mark.long
-@on_loop
 async def test_queues_of_reset_streams_are_freed_in_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     """A client that asked for 512 MiB and reset its streams cost a turn of 116 to 231 ms, as often as it liked."""
     freed: list[int] = []
@@ -459,7 +444,6 @@ def _read(sock: socket.socket, size: int) -> None:
 
 
 @pytest.mark.parametrize("kind", ["plain", "tls", "http1"])
-@on_loop
 async def test_what_the_socket_has_taken_counts_no_longer(kind: str, certificates: Certificates) -> None:
     """Count them no longer at once: they counted for up to 15 s more, while other clients waited for the room."""
     size = 200_000

@@ -17,7 +17,7 @@ from raftkv.rpc.server.core import CALL_BYTES
 from raftkv.rpc.server.http import HttpRequest, HttpResponse
 from tests.rpc import raw
 from tests.rpc import services as s
-from tests.rpc.loop import failure, on_loop, until
+from tests.rpc.loop import failure, until
 
 ENHANCE_YOUR_CALM = 11
 REFUSED_STREAM = 7
@@ -63,7 +63,6 @@ async def under_attack(limits: ServerLimits | None = None) -> AsyncIterator[tupl
         assert resident_bytes() - before < GROWTH_MAX_BYTES
 
 
-@on_loop
 async def test_rapid_reset() -> None:
     async with under_attack() as (echo, attacker):
         for first in range(1, 60_000, 6_000):
@@ -74,7 +73,6 @@ async def test_rapid_reset() -> None:
         assert echo.server.connections
 
 
-@on_loop
 async def test_a_client_may_take_back_all_the_calls_that_it_may_have() -> None:
     """Reset every open call at once, as a client does when a quorum is lost and the time of its calls is up."""
     async with under_attack(ServerLimits(reset_free_after_s=0.01)) as (echo, attacker):
@@ -95,7 +93,6 @@ def late(stream_id: int) -> bytes:
     return raw.headers(stream_id, fields) + raw.message(stream_id, bytes(5), raw.END_STREAM) + raw.reset(stream_id)
 
 
-@on_loop
 async def test_calls_that_are_late_when_they_arrive_may_be_reset_at_once() -> None:
     """gRPC's core sends the calls that waited for a stream after their common deadline, and resets each at once."""
     async with under_attack() as (echo, attacker):
@@ -107,7 +104,6 @@ async def test_calls_that_are_late_when_they_arrive_may_be_reset_at_once() -> No
         assert not echo.hanging
 
 
-@on_loop
 async def test_late_calls_do_not_pay_for_the_resets_of_others() -> None:
     async with under_attack() as (echo, attacker):
         for first in range(1, 60_000, 8_000):
@@ -119,14 +115,12 @@ async def test_late_calls_do_not_pay_for_the_resets_of_others() -> None:
         assert len(echo.hanging) < 3000
 
 
-@on_loop
 async def test_a_call_is_reset_once() -> None:
     async with under_attack() as (_, attacker):
         attacker.send(raw.headers(1) + raw.reset(1) * 60_000)
         await attacker.until_closed()
 
 
-@on_loop
 async def test_streams_above_the_limit_are_refused_while_the_client_need_not_know_it() -> None:
     async with under_attack(ServerLimits(max_concurrent_streams=1000)) as (echo, _):
         ignorant = await raw.RawClient.connect(echo.target, raw.PREFACE + raw.settings())
@@ -139,14 +133,12 @@ async def test_streams_above_the_limit_are_refused_while_the_client_need_not_kno
         ignorant.close()
 
 
-@on_loop
 async def test_streams_above_the_limit_end_the_connection_of_a_client_that_knows_it() -> None:
     async with under_attack(ServerLimits(max_concurrent_streams=1000)) as (_, attacker):
         attacker.send(b"".join(raw.headers(one) for one in range(1, 40_001, 2)))
         await attacker.until_closed()
 
 
-@on_loop
 async def test_continuation_flood() -> None:
     async with under_attack() as (_, attacker):
         attacker.send(raw.headers(1, flags=0) + raw.frame(raw.CONTINUATION, 0, 1, b"") * 50_000)
@@ -162,7 +154,6 @@ async def test_continuation_flood() -> None:
         pytest.param(tuple((b"x-%d" % n, b"") for n in range(300)), id="300 fields"),
     ],
 )
-@on_loop
 async def test_header_list_above_the_limit(fields: tuple[tuple[bytes, bytes], ...]) -> None:
     async with under_attack() as (echo, attacker):
         block = raw.header_block(raw.GRPC_HEADERS + fields)
@@ -175,7 +166,6 @@ async def test_header_list_above_the_limit(fields: tuple[tuple[bytes, bytes], ..
         assert not echo.hanging
 
 
-@on_loop
 async def test_header_bomb_by_indexed_repetition() -> None:
     """One 4,000-byte value put in the table, then named 10,000 times by one byte each."""
     async with under_attack() as (echo, attacker):
@@ -188,7 +178,6 @@ async def test_header_bomb_by_indexed_repetition() -> None:
         assert not echo.hanging
 
 
-@on_loop
 async def test_settings_flood() -> None:
     async with under_attack() as (_, attacker):
         attacker.send(raw.settings() * 50_000)
@@ -197,7 +186,6 @@ async def test_settings_flood() -> None:
         assert attacker.goaway[0] == ENHANCE_YOUR_CALM
 
 
-@on_loop
 async def test_settings_flood_in_small_doses() -> None:
     async with under_attack(ServerLimits(control_burst=100, control_per_s=1)) as (_, attacker):
         for _ in range(150):
@@ -208,7 +196,6 @@ async def test_settings_flood_in_small_doses() -> None:
         assert attacker.goaway == (ENHANCE_YOUR_CALM, b"too_many_control_frames")
 
 
-@on_loop
 async def test_many_settings_in_one_frame() -> None:
     async with under_attack() as (_, attacker):
         attacker.send(raw.settings(*((0x1000 + n, n) for n in range(2000))))
@@ -216,7 +203,6 @@ async def test_many_settings_in_one_frame() -> None:
         assert attacker.goaway is not None
 
 
-@on_loop
 async def test_ping_flood() -> None:
     async with under_attack() as (_, attacker):
         attacker.send(raw.frame(raw.PING, 0, 0, bytes(8)) * 50_000)
@@ -225,7 +211,6 @@ async def test_ping_flood() -> None:
         assert attacker.goaway[0] == ENHANCE_YOUR_CALM
 
 
-@on_loop
 async def test_ping_flood_where_no_interval_is_asked_for() -> None:
     """Read each answer, so that it is the pings that are too many, not the answers that wait."""
     limits = ServerLimits(ping_interval_min_s=0.0, control_burst=100, control_per_s=1)
@@ -237,7 +222,6 @@ async def test_ping_flood_where_no_interval_is_asked_for() -> None:
         assert attacker.goaway == (ENHANCE_YOUR_CALM, b"too_many_control_frames")
 
 
-@on_loop
 async def test_the_fourth_early_ping_without_calls_is_too_many() -> None:
     async with under_attack() as (_, attacker):
         for _ in range(3):
@@ -248,7 +232,6 @@ async def test_the_fourth_early_ping_without_calls_is_too_many() -> None:
         assert attacker.goaway == (ENHANCE_YOUR_CALM, b"too_many_pings")
 
 
-@on_loop
 async def test_pings_with_calls_are_allowed_at_the_interval() -> None:
     limits = ServerLimits(ping_interval_min_s=0.01)
     async with under_attack(limits) as (echo, attacker):
@@ -264,7 +247,6 @@ async def test_pings_with_calls_are_allowed_at_the_interval() -> None:
         await attacker.until_frame(raw.HEADERS, 1)
 
 
-@on_loop
 async def test_empty_data_flood() -> None:
     async with under_attack(ServerLimits(control_burst=100, control_per_s=1)) as (_, attacker):
         attacker.send(raw.headers(1) + raw.message(1, b"") * 5_000)
@@ -272,7 +254,6 @@ async def test_empty_data_flood() -> None:
         assert attacker.goaway == (ENHANCE_YOUR_CALM, b"too_many_control_frames")
 
 
-@on_loop
 async def test_data_in_tiny_frames() -> None:
     async with under_attack() as (echo, attacker):
         attacker.send(
@@ -283,7 +264,6 @@ async def test_data_in_tiny_frames() -> None:
         assert not echo.hanging
 
 
-@on_loop
 async def test_data_in_tiny_frames_for_a_call_that_is_answered() -> None:
     async with under_attack(ServerLimits(control_burst=100, control_per_s=1)) as (_, attacker):
         attacker.send(raw.headers(1, raw.grpc_headers("/no/Such")) + raw.message(1, b"x") * 5_000)
@@ -291,7 +271,6 @@ async def test_data_in_tiny_frames_for_a_call_that_is_answered() -> None:
         assert attacker.goaway == (ENHANCE_YOUR_CALM, b"too_many_control_frames")
 
 
-@on_loop
 async def test_a_message_may_begin_with_small_frames() -> None:
     """The prefix alone, and a few bytes where a window ended: some clients do that for every message."""
     async with s.echo_server() as echo:
@@ -311,7 +290,6 @@ async def test_a_message_may_begin_with_small_frames() -> None:
         client.close()
 
 
-@on_loop
 async def test_window_update_flood() -> None:
     async with under_attack() as (_, attacker):
         attacker.send(raw.frame(raw.WINDOW_UPDATE, 0, 0, (1).to_bytes(4, "big")) * 100_000)
@@ -319,7 +297,6 @@ async def test_window_update_flood() -> None:
         assert attacker.goaway == (ENHANCE_YOUR_CALM, b"too_many_control_frames")
 
 
-@on_loop
 async def test_unread_messages_cost_what_they_take_not_only_what_they_weigh() -> None:
     async def deaf(call: StreamCall) -> None:
         await asyncio.Event().wait()
@@ -334,7 +311,6 @@ async def test_unread_messages_cost_what_they_take_not_only_what_they_weigh() ->
         await until(lambda: not any(one.held_bytes for one in echo.server.connections))
 
 
-@on_loop
 async def test_the_connection_with_most_unfinished_messages_goes_when_all_have_too_many() -> None:
     limits = ServerLimits(process_assembly_bytes=1 << 20)
     async with under_attack(limits) as (echo, _):
@@ -355,7 +331,6 @@ async def test_the_connection_with_most_unfinished_messages_goes_when_all_have_t
         await until(lambda: echo.server.answers.held_bytes == 0)
 
 
-@on_loop
 async def test_open_calls_are_bounded_for_all_connections_together() -> None:
     """Calls of which nothing but the header came."""
     async with under_attack(ServerLimits(process_assembly_bytes=5 << 20)) as (echo, _):
@@ -372,7 +347,6 @@ async def test_open_calls_are_bounded_for_all_connections_together() -> None:
         await until(lambda: echo.server.answers.held_bytes == 0)
 
 
-@on_loop
 async def test_plain_bodies_count_as_unfinished_messages() -> None:
     async def handle(request: HttpRequest) -> HttpResponse:
         return HttpResponse()
@@ -389,7 +363,6 @@ async def test_plain_bodies_count_as_unfinished_messages() -> None:
         await until(lambda: echo.server.answers.held_bytes == 0)
 
 
-@on_loop
 async def test_bodies_over_http_1_1_count_with_those_of_all_connections() -> None:
     """Forty clients begin bodies of 1 MiB; who comes when there are too many is refused, and a short one is served."""
     may_end = asyncio.Event()
@@ -429,7 +402,6 @@ async def test_bodies_over_http_1_1_count_with_those_of_all_connections() -> Non
         writer.close()
 
 
-@on_loop
 async def test_unfinished_messages_of_one_connection_are_bounded_together() -> None:
     """Sixty streams, each with a message of which only the last byte is missing."""
     limits = ServerLimits(assembly_bytes=1 << 20)
@@ -446,7 +418,6 @@ async def test_unfinished_messages_of_one_connection_are_bounded_together() -> N
         )
 
 
-@on_loop
 async def test_a_peer_that_reads_nothing_cannot_make_us_hold_its_answers() -> None:
     """The attacker opens wide windows, asks for an endless stream, and stops reading its socket."""
     limits = ServerLimits(stream_send_buffer_bytes=200_000, transport_buffer_bytes=100_000)
@@ -467,7 +438,6 @@ async def test_a_peer_that_reads_nothing_cannot_make_us_hold_its_answers() -> No
         assert connection._transport.get_write_buffer_size() <= 2 * limits.transport_buffer_bytes + 70_000
 
 
-@on_loop
 async def test_a_peer_that_reads_nothing_is_not_read_for_ever_either() -> None:
     limits = ServerLimits(transport_buffer_bytes=65_536, blocked_input_bytes=100_000, ping_strikes_max=10**9)
     async with under_attack(limits) as (echo, attacker):
@@ -485,7 +455,6 @@ async def test_a_peer_that_reads_nothing_is_not_read_for_ever_either() -> None:
         await until(lambda: not connection.reading)
 
 
-@on_loop
 async def test_a_stalled_peer_is_disconnected() -> None:
     limits = ServerLimits(transport_buffer_bytes=65_536, write_stall_timeout_s=0.05)
     async with under_attack(limits) as (echo, attacker):
@@ -498,7 +467,6 @@ async def test_a_stalled_peer_is_disconnected() -> None:
 
 
 @pytest.mark.parametrize("first", [b"", b"P", b"PRI * HTTP/2.0", raw.PREFACE, b"GET / HTTP/1.1\r\nHost: x\r\n"])
-@on_loop
 async def test_half_open_connections_are_closed(first: bytes) -> None:
     limits = ServerLimits(preface_timeout_s=0.05, http1_header_timeout_s=0.05)
     async with s.echo_server(limits) as echo:
@@ -508,7 +476,6 @@ async def test_half_open_connections_are_closed(first: bytes) -> None:
         client.close()
 
 
-@on_loop
 async def test_wrong_preface_is_told_so() -> None:
     async with s.echo_server() as echo:
         client = await raw.RawClient.connect(echo.target, b"PRI * HTTP/3.0\r\n\r\nSM\r\n\r\n")
@@ -516,7 +483,6 @@ async def test_wrong_preface_is_told_so() -> None:
         client.close()
 
 
-@on_loop
 async def test_connection_limit() -> None:
     async with s.echo_server(ServerLimits(connections=3)) as echo:
         clients = [await raw.RawClient.connect(echo.target) for _ in range(3)]
@@ -533,7 +499,6 @@ async def test_connection_limit() -> None:
             client.close()
 
 
-@on_loop
 async def test_an_address_that_holds_all_connections_gives_way_to_another() -> None:
     async with s.echo_server(ServerLimits(connections=3)) as echo:
         greedy = [await raw.RawClient.connect(echo.target) for _ in range(3)]
@@ -550,7 +515,6 @@ async def test_an_address_that_holds_all_connections_gives_way_to_another() -> N
             client.close()
 
 
-@on_loop
 async def test_a_full_server_lets_go_of_connections_that_only_idle() -> None:
     async with s.echo_server(ServerLimits(connections=3, crowded_idle_s=0.05)) as echo, Channel(echo.target) as busy:
         stream = busy.stream(s.BIDI)
@@ -569,7 +533,6 @@ async def test_a_full_server_lets_go_of_connections_that_only_idle() -> None:
         stream.cancel()
 
 
-@on_loop
 async def test_unread_answers_stop_new_calls_not_old_ones() -> None:
     """HTTP/2 windows closed: answers pile up in the engine until the limit, then calls are refused."""
     limits = ServerLimits(connection_send_buffer_bytes=300_000)
@@ -587,7 +550,6 @@ async def test_unread_answers_stop_new_calls_not_old_ones() -> None:
         assert stream_id >= 7, "300,000 bytes of answers were taken before"
 
 
-@on_loop
 async def test_error_codes_of_refusals_reach_an_honest_client() -> None:
     async with s.pair(ServerLimits(max_receive_message_bytes=10)) as (_, channel):
         error = await failure(channel.unary(s.UNARY, bytes(11)))

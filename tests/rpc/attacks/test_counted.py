@@ -21,7 +21,6 @@ from raftkv.rpc.server.stream import ListenedCall, TaskCall
 from raftkv.rpc.status import RpcError
 from tests.long import long_except
 from tests.rpc import raw
-from tests.rpc.loop import on_loop
 
 MIB = 1024 * 1024
 FRAME_BYTES = 16_384
@@ -206,7 +205,6 @@ def lose(core: ServerCore) -> None:
 
 
 @pytest.mark.parametrize("seed", long_except(range(40), range(10)))
-@on_loop
 async def test_nothing_is_counted_when_all_calls_are_over(seed: int) -> None:
     world = World(seed)
     for _ in range(STEPS):

@@ -14,7 +14,7 @@ import pytest
 from raftkv.rpc import HttpRequest, HttpResponse, Server, ServerLimits
 from raftkv.server.listening import METRICS_LIMITS
 from tests.rpc import raw
-from tests.rpc.loop import on_loop, until
+from tests.rpc.loop import until
 
 GET = b"GET /livez HTTP/1.1\r\nHost: x\r\n\r\n"
 UNREAD = b"GET /large HTTP/1.1\r\nHost: x\r\n\r\n"
@@ -59,7 +59,6 @@ async def ask(port: int) -> bytes:
     [b"", GET[:9], GET, UNREAD, GREETING],
     ids=["says nothing", "half a header", "kept alive", "reads nothing", "HTTP/2"],
 )
-@on_loop
 async def test_a_request_is_served_though_all_connections_are_held(first: bytes) -> None:
     async with serving(METRICS_LIMITS) as (server, port):
         held = [await hold(port, first) for _ in range(CONNECTIONS)]
@@ -74,7 +73,6 @@ async def test_a_request_is_served_though_all_connections_are_held(first: bytes)
             writer.transport.abort()
 
 
-@on_loop
 async def test_a_connection_being_served_is_kept() -> None:
     async with serving(METRICS_LIMITS) as (server, port):
         held = [await hold(port, b"GET /wait HTTP/1.1\r\nHost: x\r\n\r\n") for _ in range(CONNECTIONS)]

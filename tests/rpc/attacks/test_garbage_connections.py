@@ -22,7 +22,7 @@ from tests.long import long_except
 from tests.rpc import raw
 from tests.rpc import services as s
 from tests.rpc.conftest import Certificates
-from tests.rpc.loop import on_loop, until
+from tests.rpc.loop import until
 
 CONNECTIONS = 60
 SPARE = 12
@@ -136,7 +136,6 @@ CLEAR = {
 
 @pytest.mark.parametrize("reset", long_except([False, True], {True}), ids=["closed", "reset"])
 @pytest.mark.parametrize("name", CLEAR)
-@on_loop
 async def test_connections_in_clear(name: str, reset: bool) -> None:
     async with s.echo_server(ServerLimits(http1_half_closed_s=0.001), handle) as echo:
         wait = name not in ("says nothing", "stops in the preface", "half of http/1.1")
@@ -153,7 +152,6 @@ async def test_connections_in_clear(name: str, reset: bool) -> None:
         assert len(found) < SPARE, found[:: max(1, len(found) // 30)]
 
 
-@on_loop
 async def test_connections_above_the_limit() -> None:
     async with s.echo_server(ServerLimits(connections=1)) as echo:
         kept = await raw.RawClient.connect(echo.target)
@@ -170,7 +168,6 @@ async def test_connections_above_the_limit() -> None:
         assert len(found) < SPARE, found[:: max(1, len(found) // 30)]
 
 
-@on_loop
 async def test_connections_that_the_server_ends() -> None:
     async with s.echo_server() as echo:
 
@@ -224,7 +221,6 @@ async def tls_talk(target: str, context: ssl.SSLContext, data: bytes) -> None:
 
 @pytest.mark.long
 @pytest.mark.parametrize("name", ["no hello", "hello and gone", "rubbish", "whole", "no alpn", "http/1.1", "untrusted"])
-@on_loop
 async def test_tls_connections(certificates: Certificates, name: str) -> None:
     server, client = certificates.server_context(ask_client=name == "untrusted"), certificates.client_context()
     hello = tls_hello(client)
@@ -252,7 +248,6 @@ async def test_tls_connections(certificates: Certificates, name: str) -> None:
         assert len(found) < SPARE, found[:: max(1, len(found) // 30)]
 
 
-@on_loop
 async def test_tls_connections_have_no_read_buffer_of_their_own(certificates: Certificates) -> None:
     """Neither while the handshake is unfinished nor after it; asyncio's take 256 KiB each."""
     async with s.echo_server(ssl=certificates.server_context()) as echo:
@@ -269,7 +264,6 @@ async def test_tls_connections_have_no_read_buffer_of_their_own(certificates: Ce
 
 @pytest.mark.long
 @pytest.mark.parametrize("tls", [False, True], ids=["h2c", "tls"])
-@on_loop
 async def test_channels(certificates: Certificates, tls: bool) -> None:
     server = certificates.server_context() if tls else None
     client = certificates.client_context() if tls else None
@@ -290,7 +284,6 @@ async def test_channels(certificates: Certificates, tls: bool) -> None:
         assert len(found) < SPARE, found[:: max(1, len(found) // 30)]
 
 
-@on_loop
 async def test_connections_that_a_channel_loses_and_attempts_that_fail() -> None:
     async with s.echo_server() as echo:
         options = ChannelOptions(backoff_base_s=0.001, backoff_max_s=0.001)

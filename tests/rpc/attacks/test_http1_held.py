@@ -13,7 +13,7 @@ from raftkv.rpc import HttpRequest, HttpResponse, ServerLimits
 from tests.rpc import raw
 from tests.rpc import services as s
 from tests.rpc.clock import Clock, on_clock
-from tests.rpc.loop import on_loop, until
+from tests.rpc.loop import until
 
 MIB = 1024 * 1024
 LIMIT = 8 * MIB
@@ -49,7 +49,6 @@ async def world(handler: Handler) -> AsyncIterator[tuple[s.EchoServer, str, int]
 
 
 @pytest.mark.parametrize("is_whole", [False, True], ids=["unfinished", "served"])
-@on_loop
 async def test_headers_count_until_their_request_is_answered(is_whole: bool) -> None:
     """10,000 connections with headers of 31 KB took 0.4 GB unfinished, and 0.5 GB while served: nothing was counted."""
     handler = Handler()
@@ -66,7 +65,6 @@ async def test_headers_count_until_their_request_is_answered(is_whole: bool) -> 
 
 
 @pytest.mark.parametrize("is_body", [False, True], ids=["what follows a request", "its body"])
-@on_loop
 async def test_senders_of_much_are_cut_off_when_all_hold_too_much(is_body: bool) -> None:
     """Twenty connections of up to 2 MiB each, where four are allowed."""
     handler = Handler()
@@ -102,7 +100,6 @@ async def test_senders_of_much_are_cut_off_when_all_hold_too_much(is_body: bool)
             one.transport.abort()
 
 
-@on_loop
 async def test_a_connection_cut_amid_a_request_is_answered_503() -> None:
     handler = Handler()
     async with world(handler) as (echo, host, port):
@@ -167,7 +164,6 @@ def _slow_reader(target: str, path: str) -> socket.socket:
 
 
 @pytest.mark.parametrize("path", ["/whole", "/pieces"])
-@on_loop
 async def test_unread_answers_count_with_all_others(path: str) -> None:
     """Twenty connections, of which four are allowed to have so much wait beside what their kernels take."""
     limits = ServerLimits(process_send_buffer_bytes=ANSWERS, reading_grace_s=1000)

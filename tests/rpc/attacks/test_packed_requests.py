@@ -21,7 +21,7 @@ from raftkv.rpc.server.router import Route, Router
 from raftkv.rpc.server.stream import ListenedCall, TaskCall
 from tests.rpc import raw
 from tests.rpc import services as s
-from tests.rpc.loop import failure, on_loop, until
+from tests.rpc.loop import failure, until
 
 MIB = 1024 * 1024
 LOOK_S = 0.001
@@ -195,7 +195,6 @@ def test_a_message_without_the_end_of_its_request_is_counted(is_packed: bool) ->
 
 
 @pytest.mark.parametrize("is_packed", [False, True], ids=["plain", "gzip"])
-@on_loop
 async def test_unread_messages_are_counted_until_they_are_read(is_packed: bool) -> None:
     """What was given back before they were whole, and what they are beyond their octets."""
     limits = ServerLimits()
@@ -225,7 +224,6 @@ async def test_unread_messages_are_counted_until_they_are_read(is_packed: bool) 
     await until(lambda: end.core.open_calls == 0)
 
 
-@on_loop
 async def test_large_requests_are_counted_until_they_are_answered() -> None:
     """What they ask for may wait for a leader, a lock or a quorum: thousands of calls of one connection may."""
     limits = ServerLimits(process_assembly_bytes=16 * MIB)
@@ -269,7 +267,6 @@ async def test_large_requests_are_counted_until_they_are_answered() -> None:
     assert end.reports == []
 
 
-@on_loop
 async def test_a_handler_need_not_know_that_its_call_is_over() -> None:
     """It was given up over its head; the header that it sends then is no failure of its own."""
     async with s.echo_server() as echo:
@@ -286,7 +283,6 @@ async def test_a_handler_need_not_know_that_its_call_is_over() -> None:
         assert echo.reported == []
 
 
-@on_loop
 async def test_a_call_above_the_limit_of_its_connection_is_refused_alone() -> None:
     """It came in many pieces, of which nothing is left: it is no sender of crumbs."""
     async with s.echo_server(ServerLimits(assembly_bytes=4 * MIB)) as echo:
@@ -305,7 +301,6 @@ async def test_a_call_above_the_limit_of_its_connection_is_refused_alone() -> No
         client.close()
 
 
-@on_loop
 async def test_requests_of_calls_with_a_task_are_counted_as_what_is_kept_of_them() -> None:
     """A lock is waited for with its request, message and key: 2,000 calls with long names took 2.7 GB, not .3."""
 

@@ -21,7 +21,6 @@ from raftkv.rpc.limits import ServerLimits
 from raftkv.rpc.server.calls import Environment, Peer
 from raftkv.rpc.server.core import ServerCore
 from raftkv.rpc.server.http import HttpRequest, HttpResponse
-from tests.rpc.loop import on_loop
 
 UNARY, STREAM, WATCH, ECHO = (f"/test.Large/{name}" for name in ("Unary", "Stream", "Watch", "Echo"))
 LARGE = bytes(300_000)
@@ -124,7 +123,6 @@ class Connection:
 
 
 @pytest.mark.parametrize("path", [UNARY, STREAM, "/"])
-@on_loop
 async def test_a_client_may_ping_once_for_each_frame_that_leaves(path: str) -> None:
     client = Connection()
     stream_id = await client.ask(path)
@@ -139,7 +137,6 @@ async def test_a_client_may_ping_once_for_each_frame_that_leaves(path: str) -> N
     assert pings > 2 * ServerLimits().ping_strikes_max
 
 
-@on_loop
 async def test_a_client_may_ping_once_for_every_small_answer() -> None:
     client = Connection()
     for _ in range(20):
@@ -149,7 +146,6 @@ async def test_a_client_may_ping_once_for_every_small_answer() -> None:
     assert (client.goaway, client.ended) == (None, True)
 
 
-@on_loop
 async def test_an_answer_that_cannot_leave_forgives_nothing() -> None:
     client = Connection()
     await client.ask(UNARY)
@@ -163,7 +159,6 @@ async def test_an_answer_that_cannot_leave_forgives_nothing() -> None:
 
 
 @pytest.mark.parametrize("path", [UNARY, STREAM, "/"])
-@on_loop
 async def test_an_answer_that_waits_for_its_reader_is_still_a_call(path: str) -> None:
     """A reader that lets an answer wait for minutes asks by keepalive pings whether the server is still there."""
     client = Connection()
@@ -180,7 +175,6 @@ async def test_an_answer_that_waits_for_its_reader_is_still_a_call(path: str) ->
     assert (client.goaway, client.ended) == (None, True)
 
 
-@on_loop
 async def test_a_watch_forgives_as_its_events_leave() -> None:
     client = Connection()
     stream_id = await client.ask(WATCH)

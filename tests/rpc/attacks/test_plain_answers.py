@@ -11,7 +11,7 @@ from raftkv.rpc import HttpRequest, HttpResponse, ServerLimits
 from tests.rpc import raw
 from tests.rpc import services as s
 from tests.rpc.attacks.test_answer_budget import CLOSED_WINDOWS, MIB, WIDE_WINDOWS
-from tests.rpc.loop import on_loop, until
+from tests.rpc.loop import until
 
 PIECE = bytes(64 * 1024)
 PIECES = 40
@@ -48,7 +48,6 @@ def queued_bytes(echo: s.EchoServer) -> int:
     return sum(core.queued_size() for core in cores)
 
 
-@on_loop
 async def test_whole_answers_are_refused_beyond_the_limit_of_a_connection() -> None:
     handler = Handler()
     limits = ServerLimits(connection_send_buffer_bytes=8 * MIB)
@@ -67,7 +66,6 @@ async def test_whole_answers_are_refused_beyond_the_limit_of_a_connection() -> N
         await until(lambda: echo.server.answers.used_bytes == 0)
 
 
-@on_loop
 async def test_answers_in_pieces_wait_when_their_connection_has_enough() -> None:
     """Thirty answers of 2.5 MiB, which each stream alone would let wait up to a megabyte."""
     handler = Handler()
@@ -95,7 +93,6 @@ async def test_answers_in_pieces_wait_when_their_connection_has_enough() -> None
 
 
 @pytest.mark.parametrize("path", [b"/whole", b"/pieces"])
-@on_loop
 async def test_unread_answers_are_reset(path: bytes) -> None:
     handler = Handler()
     limits = ServerLimits(send_stall_timeout_s=0.2)
@@ -113,7 +110,6 @@ async def test_unread_answers_are_reset(path: bytes) -> None:
         client.close()
 
 
-@on_loop
 async def test_the_connection_that_does_not_read_goes_when_the_process_is_short() -> None:
     handler = Handler()
     limits = ServerLimits(process_send_buffer_bytes=16 * MIB, reading_grace_s=0.0, send_stall_timeout_s=4.0)
@@ -134,7 +130,6 @@ async def test_the_connection_that_does_not_read_goes_when_the_process_is_short(
 
 
 @pytest.mark.parametrize("path", [b"/whole", b"/pieces"])
-@on_loop
 async def test_head_has_no_body(path: bytes) -> None:
     handler = Handler()
     async with s.echo_server(ServerLimits(), handler.answer) as echo:

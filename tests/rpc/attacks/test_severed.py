@@ -13,7 +13,7 @@ from raftkv.rpc import Channel, ServerLimits
 from tests.rpc import raw
 from tests.rpc import services as s
 from tests.rpc.conftest import Certificates
-from tests.rpc.loop import on_loop, until
+from tests.rpc.loop import until
 
 
 @contextlib.asynccontextmanager
@@ -44,7 +44,6 @@ def cut(channel: Channel, reset: bool = False) -> None:
 
 @pytest.mark.parametrize("reset", [False, True], ids=["FIN", "RST"])
 @pytest.mark.parametrize("encrypted", [False, True], ids=["plain", "TLS"])
-@on_loop
 async def test_a_client_that_is_gone(certificates: Certificates, encrypted: bool, reset: bool) -> None:
     async with hanging(certificates if encrypted else None) as (echo, channel, severed):
         assert not severed(), "it is open"
@@ -53,7 +52,6 @@ async def test_a_client_that_is_gone(certificates: Certificates, encrypted: bool
         assert severed()
 
 
-@on_loop
 async def test_a_client_that_cancels() -> None:
     async with s.echo_server() as echo, Channel(echo.target) as channel:
         call = channel.unary(s.HANG, b"")
@@ -63,7 +61,6 @@ async def test_a_client_that_cancels() -> None:
         assert not echo.hanging[0].severed
 
 
-@on_loop
 async def test_a_client_that_closes_its_channel_has_ended_its_streams() -> None:
     async with s.echo_server() as echo, Channel(echo.target) as channel:
         stream = channel.stream(s.BIDI)
@@ -75,7 +72,6 @@ async def test_a_client_that_closes_its_channel_has_ended_its_streams() -> None:
         assert not echo.streams[0].severed
 
 
-@on_loop
 async def test_a_server_that_closes() -> None:
     async with hanging() as (echo, _, severed):
         await echo.server.close()
@@ -83,7 +79,6 @@ async def test_a_server_that_closes() -> None:
         assert not severed()
 
 
-@on_loop
 async def test_a_client_that_is_thrown_out() -> None:
     async with s.echo_server() as echo:
         client = await raw.RawClient.connect(echo.target)
@@ -95,7 +90,6 @@ async def test_a_client_that_is_thrown_out() -> None:
         client.close()
 
 
-@on_loop
 async def test_a_client_that_does_not_answer_pings() -> None:
     limits = ServerLimits(keepalive_time_s=0.05, keepalive_timeout_s=0.05)
     async with s.echo_server(limits) as echo:

@@ -8,7 +8,7 @@ from raftkv.rpc.server.core import CALL_BYTES, OPEN_CALLS_FREE
 from tests.rpc import raw
 from tests.rpc import services as s
 from tests.rpc.attacks.test_answer_budget import CLOSED_WINDOWS
-from tests.rpc.loop import on_loop, until
+from tests.rpc.loop import until
 
 CALLS = 100
 COUNTED = CALL_BYTES * (CALLS - OPEN_CALLS_FREE)
@@ -29,7 +29,6 @@ async def heads(client: raw.RawClient) -> None:
         found += (await client.next_frame())[0] == raw.HEADERS
 
 
-@on_loop
 async def test_calls_count_until_their_answers_have_left() -> None:
     """A client that opens no window had a member keep 2,000 small answers a connection, and no budget counted them."""
     async with s.echo_server() as echo:
@@ -42,7 +41,6 @@ async def test_calls_count_until_their_answers_have_left() -> None:
         client.close()
 
 
-@on_loop
 async def test_calls_do_not_count_once_they_are_answered() -> None:
     """A client that says nothing after its answers held 8 KiB for each call of a burst, and was ended for it."""
     async with s.echo_server() as echo:
@@ -60,7 +58,6 @@ async def test_calls_do_not_count_once_they_are_answered() -> None:
     [((b"large", b"v" * 15_000),), tuple((b"x%d" % one, b"%d" % one) for one in range(110))],
     ids=["large", "many"],
 )
-@on_loop
 async def test_the_header_of_a_call_counts_until_it_is_answered(fields: tuple[tuple[bytes, bytes], ...]) -> None:
     """A call that waits keeps its header: 2,000 of 16 KB a connection were not counted."""
     async with s.echo_server() as echo:
@@ -87,7 +84,6 @@ async def test_the_header_of_a_call_counts_until_it_is_answered(fields: tuple[tu
     ],
     ids=["service", "method", "HTTP method", "content type", "encoding"],
 )
-@on_loop
 async def test_a_refusal_repeats_little_of_what_is_refused(name: bytes, value: bytes) -> None:
     """An octet of HPACK can name 4 KB, each of which may be nine in a message that no handler reads."""
     fields = (*((key, found) for key, found in raw.GRPC_HEADERS if key != name), (name, value))

@@ -18,7 +18,7 @@ from raftkv.rpc.server.server import BEGUN_IN_A_TURN, BYTES_AS_A_CALL
 from raftkv.rpc.server.stream import StreamCall
 from tests.rpc import raw
 from tests.rpc.conftest import Certificates
-from tests.rpc.loop import on_loop, until
+from tests.rpc.loop import until
 
 WORK_S = 0.002
 """What one request costs."""
@@ -101,7 +101,6 @@ async def connect(port: int, certificates: Certificates | None) -> raw.RawClient
 
 
 @pytest.mark.parametrize("is_secure", [False, True], ids=["plain", "tls"])
-@on_loop
 async def test_a_turn_does_a_few_of_the_requests_that_one_read_completes(
     is_secure: bool, certificates: Certificates
 ) -> None:
@@ -126,7 +125,6 @@ async def test_a_turn_does_a_few_of_the_requests_that_one_read_completes(
 
 
 @pytest.mark.parametrize("path", WITH_TASKS)
-@on_loop
 async def test_a_turn_begins_a_few_of_the_calls_whose_tasks_one_read_makes(path: str) -> None:
     """To make a task takes little, so that hundreds were made in a pass: their first steps were one turn of 0.17 s."""
     turns = Turns()
@@ -147,7 +145,6 @@ async def test_a_turn_begins_a_few_of_the_calls_whose_tasks_one_read_makes(path:
     await worker.server.close()
 
 
-@on_loop
 async def test_a_large_request_counts_as_many_calls() -> None:
     turns = Turns()
     worker = Worker(turns)
@@ -165,7 +162,6 @@ async def test_a_large_request_counts_as_many_calls() -> None:
     await worker.server.close()
 
 
-@on_loop
 async def test_a_connection_that_goes_while_it_waits_is_forgotten() -> None:
     turns = Turns()
     worker = Worker(turns)
@@ -188,7 +184,6 @@ async def test_a_connection_that_goes_while_it_waits_is_forgotten() -> None:
 
 
 @pytest.mark.parametrize("are_reset", [False, True], ids=["connection", "reset"])
-@on_loop
 async def test_a_turn_ends_a_few_of_the_calls_that_clients_leave_together(are_reset: bool) -> None:
     turns = Turns()
     worker = Worker(turns)
@@ -220,7 +215,6 @@ async def _echo(request: HttpRequest) -> HttpResponse:
     return HttpResponse(200, request.body)
 
 
-@on_loop
 async def test_a_turn_reads_a_few_of_the_chunks_of_a_body(monkeypatch: pytest.MonkeyPatch) -> None:
     """A read may hold 5,000 chunks of one byte. What is behind them, and who comes meanwhile, is served as ever."""
     turns = Turns()

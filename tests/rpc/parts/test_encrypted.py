@@ -15,7 +15,7 @@ from raftkv.rpc import Channel
 from raftkv.rpc.tls import ANSWERS_MAX_BYTES, READ_MAX_BYTES, EncryptedTransport
 from tests.rpc import services as s
 from tests.rpc.conftest import Certificates
-from tests.rpc.loop import failure, on_loop, until
+from tests.rpc.loop import failure, until
 
 
 def _tls_of(echo: s.EchoServer) -> EncryptedTransport:
@@ -36,7 +36,6 @@ async def connected(certificates: Certificates) -> AsyncIterator[tuple[s.EchoSer
         yield echo, _tls_of(echo)
 
 
-@on_loop
 async def test_a_read_full_of_what_is_no_data_ends_the_connection(
     certificates: Certificates, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -50,7 +49,6 @@ async def test_a_read_full_of_what_is_no_data_ends_the_connection(
         await until(lambda: not echo.server.connections)
 
 
-@on_loop
 async def test_answers_of_tls_itself_do_not_pile_up(
     certificates: Certificates, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -65,7 +63,6 @@ async def test_answers_of_tls_itself_do_not_pile_up(
         assert tls.is_closing()
 
 
-@on_loop
 async def test_a_change_of_keys_is_answered(certificates: Certificates) -> None:
     """openssl's ``K``: new keys, and a wish for new ones in return."""
     async with s.echo_server(ssl=certificates.server_context()) as echo:
@@ -86,7 +83,6 @@ async def test_a_change_of_keys_is_answered(certificates: Certificates) -> None:
         await client.wait()
 
 
-@on_loop
 async def test_a_connection_that_is_cut_within_tls_fails_its_calls(certificates: Certificates) -> None:
     async with (
         s.echo_server(ssl=certificates.server_context()) as echo,
@@ -100,7 +96,6 @@ async def test_a_connection_that_is_cut_within_tls_fails_its_calls(certificates:
         await until(lambda: not echo.server.connections)
 
 
-@on_loop
 async def test_nothing_is_written_after_what_is_no_record(certificates: Certificates) -> None:
     """Answers leave within turns of the member's node, which must not fail there for what a client has broken."""
     async with connected(certificates) as (echo, tls):
@@ -141,7 +136,6 @@ class _Hearing(asyncio.Protocol):
         self.heard.append(type(exc))
 
 
-@on_loop
 async def test_bytes_before_a_broken_record_are_delivered(certificates: Certificates) -> None:
     """Hand over the answer to a call that has come whole, before the connection fails."""
     async with connected(certificates) as (echo, tls):
@@ -160,7 +154,6 @@ async def test_bytes_before_a_broken_record_are_delivered(certificates: Certific
 
 
 @pytest.mark.interpreted
-@on_loop
 async def test_a_broken_tls_connection_that_is_not_read_is_cut(
     certificates: Certificates, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -181,7 +174,6 @@ class _Refusing:
         raise ssl.SSLError(1, "beyond use")
 
 
-@on_loop
 async def test_failed_encryption_ends_the_connection(certificates: Certificates) -> None:
     async with connected(certificates) as (echo, tls):
         stand_in: Any = _Refusing()

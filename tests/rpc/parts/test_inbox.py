@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from raftkv.rpc.framing import MessageAssembler, frame
 from raftkv.rpc.inbox import Inbox
 from raftkv.rpc.status import RpcError
-from tests.rpc.loop import on_loop, until
+from tests.rpc.loop import until
 
 
 def make(returned: list[int]) -> Inbox:
@@ -42,7 +42,6 @@ def test_window_is_returned_for_all_but_the_unread(sent: list[bytes], piece: int
     asyncio.run(run())
 
 
-@on_loop
 async def test_reader_waits_and_is_woken_by_message_end_and_error() -> None:
     inbox = make([])
     reader = asyncio.ensure_future(inbox.get())
@@ -56,7 +55,6 @@ async def test_reader_waits_and_is_woken_by_message_end_and_error() -> None:
         await inbox.get()
 
 
-@on_loop
 async def test_large_messages_in_small_pieces_do_not_pile_up_behind_an_open_window() -> None:
     """With ten messages unread, at most the first may have been let in for free."""
     returned: list[int] = []
@@ -69,7 +67,6 @@ async def test_large_messages_in_small_pieces_do_not_pile_up_behind_an_open_wind
     assert sum(returned) == 1050
 
 
-@on_loop
 async def test_messages_before_the_error_are_still_read() -> None:
     inbox = make([])
     inbox.feed(frame(b"one"))
@@ -79,7 +76,6 @@ async def test_messages_before_the_error_are_still_read() -> None:
         await inbox.get()
 
 
-@on_loop
 async def test_two_readers_are_a_bug_and_said_to_be() -> None:
     inbox = make([])
     first = asyncio.ensure_future(inbox.get())

@@ -12,7 +12,7 @@ import pytest
 from raftkv.loop.cork import Cork
 from raftkv.rpc import sockets
 from raftkv.rpc.sockets import ACCEPTS_A_TURN, Acceptor, EpollPoller
-from tests.rpc.loop import on_loop, until
+from tests.rpc.loop import until
 
 
 class Listening:
@@ -54,7 +54,6 @@ def _acceptor(listening: Listening) -> tuple[EpollPoller, Acceptor]:
     return poller, Acceptor(loop, poller, cast(socket.socket, listening), Taken)
 
 
-@on_loop
 async def test_many_are_taken_over_several_turns() -> None:
     listening = Listening()
     poller, acceptor = _acceptor(listening)
@@ -76,7 +75,6 @@ async def test_many_are_taken_over_several_turns() -> None:
 
 
 @pytest.mark.parametrize("lack", [errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM])
-@on_loop
 async def test_a_lack_is_said_and_tried_again_later(lack: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sockets, "RETRY_S", 0.01)
     contexts: list[Any] = []
@@ -94,7 +92,6 @@ async def test_a_lack_is_said_and_tried_again_later(lack: int, monkeypatch: pyte
     poller.close()
 
 
-@on_loop
 async def test_no_node_is_taken_during_a_shortage() -> None:
     asyncio.get_running_loop().set_exception_handler(lambda loop, context: None)
     listening = Listening()
@@ -111,7 +108,6 @@ async def test_no_node_is_taken_during_a_shortage() -> None:
 
 
 @pytest.mark.parametrize("passing", [errno.ECONNABORTED, errno.EPROTO, errno.EPERM])
-@on_loop
 async def test_one_that_has_gone_before_it_was_taken_does_not_matter(passing: int) -> None:
     listening = Listening()
     listening.errors = [passing]
@@ -123,7 +119,6 @@ async def test_one_that_has_gone_before_it_was_taken_does_not_matter(passing: in
     poller.close()
 
 
-@on_loop
 async def test_nothing_is_tried_again_after_the_end() -> None:
     asyncio.get_running_loop().set_exception_handler(lambda loop, context: None)
     listening = Listening()

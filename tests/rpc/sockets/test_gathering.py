@@ -8,7 +8,7 @@ from contextlib import ExitStack
 
 from raftkv.loop.cork import Cork
 from raftkv.rpc.sockets import GATHER_S, PASS_S, QUIET_S, READ, EpollPoller
-from tests.rpc.loop import on_loop, until
+from tests.rpc.loop import until
 
 LOOK_S = 1e-6
 """What a look at the test's clock takes."""
@@ -89,7 +89,6 @@ class Callers:
         poller.close()
 
 
-@on_loop
 async def test_those_who_are_expected_are_worked_on_together() -> None:
     callers = Callers(expected=5)
     await callers.come(5)
@@ -97,14 +96,12 @@ async def test_those_who_are_expected_are_worked_on_together() -> None:
     assert not callers.cork.awaits_more
 
 
-@on_loop
 async def test_no_pass_waits_for_more_than_are_expected() -> None:
     callers = Callers(expected=2)
     await callers.come(4)
     assert callers.turns == [[0, 1], [2], [3]]
 
 
-@on_loop
 async def test_gathering_waits_once_and_briefly_for_a_missing_caller() -> None:
     callers = Callers(expected=9)
     await callers.come(1)
@@ -114,7 +111,6 @@ async def test_gathering_waits_once_and_briefly_for_a_missing_caller() -> None:
     assert not callers.cork.awaits_more
 
 
-@on_loop
 async def test_callers_who_come_one_after_the_other_for_long_are_worked_on_meanwhile() -> None:
     callers = Callers(expected=100, served_s=0.3 * GATHER_S)
     await callers.come(12)
@@ -123,7 +119,6 @@ async def test_callers_who_come_one_after_the_other_for_long_are_worked_on_meanw
     assert 5 * 0.3 * GATHER_S < PASS_S
 
 
-@on_loop
 async def test_input_without_a_caller_does_not_wait() -> None:
     callers = Callers(expected=5, are_callers=False)
     await callers.come(3)

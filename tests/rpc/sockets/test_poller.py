@@ -13,7 +13,7 @@ import pytest
 from raftkv.loop.cork import Cork
 from raftkv.loop.fair import Identity
 from raftkv.rpc.sockets import EVENTS_A_PASS, PASS_S, READ, WRITE, EpollPoller, LoopPoller, open_poller
-from tests.rpc.loop import on_loop, until
+from tests.rpc.loop import until
 
 
 class Owner:
@@ -49,7 +49,6 @@ def _pairs(count: int) -> Iterator[list[tuple[socket.socket, socket.socket]]]:
 
 
 @pytest.mark.parametrize("kind", ["epoll", "loop"])
-@on_loop
 async def test_one_is_called_for_what_it_asked_for(kind: str) -> None:
     loop = asyncio.get_running_loop()
     poller: Any = EpollPoller(loop, Cork()) if kind == "epoll" else LoopPoller(loop)
@@ -79,7 +78,6 @@ async def test_one_is_called_for_what_it_asked_for(kind: str) -> None:
     poller.close()
 
 
-@on_loop
 async def test_a_pass_serves_so_many_and_the_next_the_others() -> None:
     poller = EpollPoller(asyncio.get_running_loop(), Cork(), lambda: 0.0)
     count = EVENTS_A_PASS + 40
@@ -101,7 +99,6 @@ async def test_a_pass_serves_so_many_and_the_next_the_others() -> None:
 
 
 @pytest.mark.parametrize("flood", [20, EVENTS_A_PASS - 1])
-@on_loop
 async def test_an_identity_with_many_busy_sockets_delays_another_by_few_turns(flood: int) -> None:
     now, turn, served = 0.0, 0, list[int]()
     poller = EpollPoller(asyncio.get_running_loop(), Cork(), lambda: now)
@@ -127,7 +124,6 @@ async def test_an_identity_with_many_busy_sockets_delays_another_by_few_turns(fl
     poller.close()
 
 
-@on_loop
 async def test_a_pass_that_takes_long_ends_and_the_next_goes_on_with_who_was_left() -> None:
     now = 0.0
     poller = EpollPoller(asyncio.get_running_loop(), Cork(), lambda: now)
@@ -157,7 +153,6 @@ async def test_a_pass_that_takes_long_ends_and_the_next_goes_on_with_who_was_lef
     poller.close()
 
 
-@on_loop
 async def test_output_of_a_turn_leaves_when_all_were_served() -> None:
     order: list[str] = []
     cork = Cork()
@@ -186,7 +181,6 @@ async def test_output_of_a_turn_leaves_when_all_were_served() -> None:
     poller.close()
 
 
-@on_loop
 async def test_a_turn_that_those_served_made_due_runs_once_they_are_all_served() -> None:
     order: list[str] = []
     cork = Cork()
@@ -209,7 +203,6 @@ async def test_a_turn_that_those_served_made_due_runs_once_they_are_all_served()
     poller.close()
 
 
-@on_loop
 async def test_a_turn_waits_for_the_next_turn_of_the_loop_if_one_alone_took_long() -> None:
     now = 0.0
     order: list[str] = []
@@ -233,7 +226,6 @@ async def test_a_turn_waits_for_the_next_turn_of_the_loop_if_one_alone_took_long
     poller.close()
 
 
-@on_loop
 async def test_a_reader_removed_in_the_same_turn_is_not_called() -> None:
     loop = asyncio.get_running_loop()
     failures: list[object] = []
@@ -259,7 +251,6 @@ async def test_a_reader_removed_in_the_same_turn_is_not_called() -> None:
     poller.close()
 
 
-@on_loop
 async def test_it_ends_with_the_last_that_is_watched() -> None:
     poller = EpollPoller(asyncio.get_running_loop(), Cork())
     owner = Owner()
@@ -274,7 +265,6 @@ async def test_it_ends_with_the_last_that_is_watched() -> None:
             poller.watch(near.fileno(), Owner(), READ)
 
 
-@on_loop
 async def test_a_system_without_epoll_leaves_sockets_to_the_loop(monkeypatch: pytest.MonkeyPatch) -> None:
     loop = asyncio.get_running_loop()
     assert isinstance(open_poller(loop, Cork()), EpollPoller)

@@ -15,7 +15,7 @@ import pytest
 
 from raftkv.loop.cork import Cork
 from raftkv.rpc.sockets import READ_BYTES, READING_S, READS_MAX, EpollPoller, LoopPoller, Poller, SocketTransport
-from tests.rpc.loop import on_loop, until
+from tests.rpc.loop import until
 
 RESET_AT_CLOSE = struct.pack("ii", 1, 0)
 """SO_LINGER: closing sends a reset."""
@@ -144,7 +144,6 @@ every_kind = pytest.mark.parametrize("kind", KINDS)
 
 @every_kind
 @both_protocols
-@on_loop
 async def test_bytes_arrive_in_both_directions(kind: str, protocol_type: type[Noted]) -> None:
     protocol: Any = protocol_type()
     async with _open(kind, protocol) as far:
@@ -160,7 +159,6 @@ async def test_bytes_arrive_in_both_directions(kind: str, protocol_type: type[No
 
 
 @every_kind
-@on_loop
 async def test_a_writer_is_paused_and_all_arrives_in_order_before_the_end(kind: str) -> None:
     protocol: Any = Plain()
     async with _open(kind, protocol) as far:
@@ -181,7 +179,6 @@ async def test_a_writer_is_paused_and_all_arrives_in_order_before_the_end(kind: 
 
 
 @every_kind
-@on_loop
 async def test_writing_resumes_at_the_low_mark(kind: str) -> None:
     protocol: Any = Plain()
     async with _open(kind, protocol) as far:
@@ -198,7 +195,6 @@ async def test_writing_resumes_at_the_low_mark(kind: str) -> None:
 
 
 @every_kind
-@on_loop
 async def test_abort_drops_what_waits(kind: str) -> None:
     protocol: Any = Plain()
     async with _open(kind, protocol) as far:
@@ -217,7 +213,6 @@ async def test_abort_drops_what_waits(kind: str) -> None:
 
 
 @every_kind
-@on_loop
 async def test_nothing_is_sent_after_the_end(kind: str) -> None:
     protocol: Any = Plain()
     async with _open(kind, protocol) as far:
@@ -229,7 +224,6 @@ async def test_nothing_is_sent_after_the_end(kind: str) -> None:
 
 @every_kind
 @both_protocols
-@on_loop
 async def test_a_reset_is_heard_as_an_error(kind: str, protocol_type: type[Noted]) -> None:
     protocol: Any = protocol_type()
     async with _open(kind, protocol) as far:
@@ -240,7 +234,6 @@ async def test_a_reset_is_heard_as_an_error(kind: str, protocol_type: type[Noted
 
 
 @every_kind
-@on_loop
 async def test_a_reset_while_nothing_is_read_is_heard_by_who_writes(kind: str) -> None:
     protocol: Any = Plain()
     async with _open(kind, protocol) as far:
@@ -254,7 +247,6 @@ async def test_a_reset_while_nothing_is_read_is_heard_by_who_writes(kind: str) -
 
 @every_kind
 @both_protocols
-@on_loop
 async def test_nothing_is_read_while_paused(kind: str, protocol_type: type[Noted]) -> None:
     protocol: Any = protocol_type()
     async with _open(kind, protocol) as far:
@@ -320,7 +312,6 @@ def _endless(protocol: Any) -> tuple[Endless, SocketTransport]:
     return endless, transport
 
 
-@on_loop
 async def test_much_is_read_at_once_if_it_is_soon_taken_and_else_a_little() -> None:
     quick: Any = Plain()
     endless, transport = _endless(quick)
@@ -340,7 +331,6 @@ async def test_much_is_read_at_once_if_it_is_soon_taken_and_else_a_little() -> N
     assert endless.reads == 1
 
 
-@on_loop
 async def test_writing_resumes_when_the_last_bytes_leave_at_once_before_a_close() -> None:
     protocol: Any = Plain()
     transport = SocketTransport(asyncio.get_running_loop(), Nowhere(), cast(socket.socket, Sudden()), None)
@@ -353,7 +343,6 @@ async def test_writing_resumes_when_the_last_bytes_leave_at_once_before_a_close(
     assert protocol.heard == ["made", "pause", "resume", ("lost", type(None))]
 
 
-@on_loop
 async def test_nothing_more_is_read_once_the_protocol_pauses() -> None:
     protocol: Any = Plain()
     protocol.on_data = lambda data: protocol.transport.pause_reading()
@@ -366,7 +355,6 @@ async def test_nothing_more_is_read_once_the_protocol_pauses() -> None:
 
 @every_kind
 @both_protocols
-@on_loop
 async def test_a_protocol_that_fails_loses_its_connection_and_no_other(kind: str, protocol_type: type[Noted]) -> None:
     protocol: Any = protocol_type()
     error = ValueError("planted")
@@ -383,7 +371,6 @@ async def test_a_protocol_that_fails_loses_its_connection_and_no_other(kind: str
 
 
 @every_kind
-@on_loop
 async def test_an_answer_may_follow_the_end_of_the_other_side(kind: str) -> None:
     protocol: Any = Plain()
     protocol.keeps_open = True
@@ -401,7 +388,6 @@ async def test_an_answer_may_follow_the_end_of_the_other_side(kind: str) -> None
 
 
 @every_kind
-@on_loop
 async def test_another_protocol_takes_over_with_the_next_bytes(kind: str) -> None:
     protocol: Any = Plain()
     other: Any = Buffered()
@@ -430,7 +416,6 @@ async def test_another_protocol_takes_over_with_the_next_bytes(kind: str) -> Non
 
 
 @every_kind
-@on_loop
 async def test_addresses_are_those_of_the_socket(kind: str) -> None:
     protocol: Any = Plain()
     async with _open(kind, protocol) as far:
@@ -452,7 +437,6 @@ class Full(Nowhere):
             raise OSError(errno.ENOSPC, "planted")
 
 
-@on_loop
 async def test_a_connection_that_cannot_be_watched_is_lost() -> None:
     loop = asyncio.get_running_loop()
     failures: list[Any] = []
@@ -467,7 +451,6 @@ async def test_a_connection_that_cannot_be_watched_is_lost() -> None:
 
 
 @pytest.mark.parametrize("kind", ["epoll", "loop"])
-@on_loop
 async def test_a_protocol_that_refuses_in_connection_made_is_not_read(kind: str) -> None:
     protocol: Any = Plain()
     made = protocol.connection_made

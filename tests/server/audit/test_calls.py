@@ -16,7 +16,7 @@ from raftkv.server.audit import lines as audit_lines
 from raftkv.server.audit.calls import HELD_BYTES_MAX, AuditCalls, Level
 from raftkv.server.audit.trail import AuditTrail
 from raftkv.server.tls.ports import FailureLog
-from tests.rpc.loop import failure, on_loop, until
+from tests.rpc.loop import failure, until
 
 PUT, RANGE, TXN = "/etcdserverpb.KV/Put", "/etcdserverpb.KV/Range", "/etcdserverpb.KV/Txn"
 LOGIN, WATCH, SNAPSHOT = (
@@ -137,7 +137,6 @@ SNAPSHOT_LINES = [{"user": "alice", "method": SNAPSHOT[1:]}, {"user": "alice", "
 REFUSED_WATCH = {"user": "bob", "method": WATCH[1:], "outcome": "PERMISSION_DENIED"}
 
 
-@on_loop
 async def test_calls_recorded_by_each_level() -> None:
     expected = {
         Level.AUTH: [REFUSED_PUT, REFUSED_RANGE, FAILED_LOGIN, *SNAPSHOT_LINES, REFUSED_WATCH],
@@ -155,7 +154,6 @@ async def test_calls_recorded_by_each_level() -> None:
         assert b"s3cret" not in memory.data
 
 
-@on_loop
 async def test_a_call_that_ends_without_an_answer_is_noted() -> None:
     memory = Memory()
     async with member(Level.ALL, memory) as channel:
@@ -167,7 +165,6 @@ async def test_a_call_that_ends_without_an_answer_is_noted() -> None:
     assert memory.lines()[-1] == {"user": "alice", "method": WATCH[1:], "outcome": "CANCELLED"}
 
 
-@on_loop
 async def test_large_requests_and_passwords_do_not_wait_in_the_queue() -> None:
     """What waits may wait for long, and would be in a core dump."""
     memory = Memory()
@@ -186,7 +183,6 @@ async def test_large_requests_and_passwords_do_not_wait_in_the_queue() -> None:
     assert [record.request for record, _ in trail._records] == ['{"key":"k"}', '{"name":"a"}']
 
 
-@on_loop
 async def test_waiting_record_counts_by_its_kept_bytes() -> None:
     """A request of 32 operations is 20 KB of a line; a target may have as much as a header."""
     memory = Memory()
@@ -215,7 +211,6 @@ async def test_waiting_record_counts_by_its_kept_bytes() -> None:
         assert isinstance(record.request, str | None)
 
 
-@on_loop
 async def test_an_interval_that_is_refused_waits_as_text() -> None:
     memory = Memory()
     trail = AuditTrail(memory, "m1")
@@ -226,7 +221,6 @@ async def test_an_interval_that_is_refused_waits_as_text() -> None:
     assert record.request == '{"prefix":"a"}'
 
 
-@on_loop
 async def test_plain_http() -> None:
     async def serve(request: HttpRequest) -> HttpResponse:
         status = 403 if request.path in ("/no", "/v3/kv/put") else 200
@@ -249,7 +243,6 @@ async def test_plain_http() -> None:
         assert b"s3cret" not in memory.data
 
 
-@on_loop
 async def test_a_message_that_a_guard_has_looked_at_is_noted_once() -> None:
     memory = Memory()
     trail = AuditTrail(memory, "m1")
@@ -285,7 +278,6 @@ async def test_a_message_that_a_guard_has_looked_at_is_noted_once() -> None:
     ]
 
 
-@on_loop
 async def test_a_call_of_a_web_page_is_noted_and_unknown_methods_are_not() -> None:
     memory = Memory()
     trail = AuditTrail(memory, "m1")
@@ -314,7 +306,6 @@ def test_a_refusal_before_a_call_is_noted_and_not_for_each_attempt() -> None:
     assert line == {"user": None, "method": "peer port", "reason": "no certificate"}
 
 
-@on_loop
 async def test_denied_watch_is_logged_at_every_level() -> None:
     memory = Memory()
     trail = AuditTrail(memory, "m1")

@@ -27,7 +27,7 @@ from raftkv.server.services.cluster import ClusterService
 from raftkv.storage.backend.lmdb import LMDBBackend, ThreadWriter
 from raftkv.storage.mvcc import Store
 from tests.replica.maintenance.test_defragmenter import Fake, make
-from tests.rpc.loop import on_loop, until
+from tests.rpc.loop import until
 from tests.server.auth.test_guard import BAD_TOKEN, DENIED, RANGE, TXN, answers, settled, watch, world_of_alice
 from tests.server.auth.world import World, stop
 
@@ -39,7 +39,6 @@ def revoke(world: World) -> None:
     world.change(role_delete=rpc_pb2.AuthRoleDeleteRequest(role="role-alice"))
 
 
-@on_loop
 async def test_watchers_outlast_a_second_change_of_users_amid_the_look_at_the_first() -> None:
     world = world_of_alice()
     call = world.start(WATCH, watch(b"a1", b""), world.token("alice"))
@@ -59,7 +58,6 @@ async def test_watchers_outlast_a_second_change_of_users_amid_the_look_at_the_fi
     await stop(call)
 
 
-@on_loop
 async def test_a_wait_outlasts_a_second_change_of_users_amid_the_look_at_the_first() -> None:
     world = world_of_alice()
     call: Any = world.start(
@@ -88,27 +86,22 @@ async def test_a_wait_outlasts_a_second_change_of_users_amid_the_look_at_the_fir
 
 
 @pytest.mark.parametrize("method", [RANGE, TXN, "etcdserverpb.KV/RangeStream"])
-def test_a_read_that_waits_for_its_slice_is_checked_when_it_begins(method: str) -> None:
-    @on_loop
-    async def main() -> None:
-        world = world_of_alice()
-        request: Any = rpc_pb2.RangeRequest(key=b"a", range_end=b"b")
-        if method == TXN:
-            request = rpc_pb2.TxnRequest(success=[rpc_pb2.RequestOp(request_range=request)])
-        world.node.is_held = True
-        call = world.start(method, request, world.token("alice"))
-        world.responder.slices.spend(1.0)
-        world.node.let_go()
-        assert not call.done
-        revoke(world)
-        world.put(b"a1", b"written after the right was gone")
-        await until(lambda: call.done)
-        assert call.status == DENIED
-
-    main()
+async def test_a_read_that_waits_for_its_slice_is_checked_when_it_begins(method: str) -> None:
+    world = world_of_alice()
+    request: Any = rpc_pb2.RangeRequest(key=b"a", range_end=b"b")
+    if method == TXN:
+        request = rpc_pb2.TxnRequest(success=[rpc_pb2.RequestOp(request_range=request)])
+    world.node.is_held = True
+    call = world.start(method, request, world.token("alice"))
+    world.responder.slices.spend(1.0)
+    world.node.let_go()
+    assert not call.done
+    revoke(world)
+    world.put(b"a1", b"written after the right was gone")
+    await until(lambda: call.done)
+    assert call.status == DENIED
 
 
-@on_loop
 async def test_delayed_member_list_is_withheld_from_deleted_user() -> None:
     world = world_of_alice()
     service = ClusterService(world.responder, cast(Any, None))
@@ -122,7 +115,6 @@ async def test_delayed_member_list_is_withheld_from_deleted_user() -> None:
     assert [call.status for call in calls] == [(errors.UNAUTHENTICATED, "etcdserver: invalid auth token")] * 2
 
 
-@on_loop
 async def test_member_that_another_member_has_just_added_can_be_updated_here() -> None:
     """A member that lagged said that there is none of this id, without asking whether it knows all."""
     world = world_of_alice()
@@ -146,7 +138,6 @@ async def test_member_that_another_member_has_just_added_can_be_updated_here() -
     assert urls == [("http://127.0.0.1:1",)]
 
 
-@on_loop
 async def test_a_call_begun_before_auth_was_enabled_is_shown_no_keys_of_a_lease() -> None:
     world = World((200,))
     world.user("alice", ("READWRITE", b"a", b"b"))
@@ -186,60 +177,52 @@ def test_ids_of_leases_are_not_listed_behind_the_right(monkeypatch: pytest.Monke
 
 
 @pytest.mark.parametrize("is_queued", [False, True], ids=["under way", "queued"])
-def test_defragmentation_ends_with_the_right_to_it(monkeypatch: pytest.MonkeyPatch, is_queued: bool) -> None:
-    @on_loop
-    async def main() -> None:
-        world, fake = world_of_alice(), Fake()
-        for name in ("carol", "dave"):
-            world.user(name, role="root")
-        service = MaintenanceService(world.responder, cast(Any, fake), 0, make(fake), cast(Any, None))
-        service.register(cast(Any, world.registry))
-        defragment = partial(world.start, "etcdserverpb.Maintenance/Defragment", rpc_pb2.DefragmentRequest())
-        calls = []
-        may_end = threading.Event()
-        if not is_queued:
-            monkeypatch.setattr(fake, "copy", may_end.wait)
-        else:
-            calls.append(defragment(world.token("dave")))
-            await fake.is_waiting.wait()
-        calls.append(defragment(world.token("carol")))
-        await until(lambda: fake.runs == 1)
-        world.change(user_delete=rpc_pb2.AuthUserDeleteRequest(name="carol"))
-        world.node.let_go()
-        may_end.set()
-        if is_queued:
-            await fake.end()
-        await until(lambda: all(call.done for call in calls))
-        await until(lambda: fake.closed == 1)
-        statuses = [call.status for call in calls]
-        assert statuses[-1] == (errors.UNAUTHENTICATED, "etcdserver: invalid auth token")
-        assert statuses[:-1] == [(errors.OK, "")] * is_queued
-        for _ in range(3):
-            await asyncio.sleep(0)
-        assert (fake.runs, fake.is_waiting.is_set()) == (1, False)
-
-    main()
+async def test_defragmentation_ends_with_the_right_to_it(monkeypatch: pytest.MonkeyPatch, is_queued: bool) -> None:
+    world, fake = world_of_alice(), Fake()
+    for name in ("carol", "dave"):
+        world.user(name, role="root")
+    service = MaintenanceService(world.responder, cast(Any, fake), 0, make(fake), cast(Any, None))
+    service.register(cast(Any, world.registry))
+    defragment = partial(world.start, "etcdserverpb.Maintenance/Defragment", rpc_pb2.DefragmentRequest())
+    calls = []
+    may_end = threading.Event()
+    if not is_queued:
+        monkeypatch.setattr(fake, "copy", may_end.wait)
+    else:
+        calls.append(defragment(world.token("dave")))
+        await fake.is_waiting.wait()
+    calls.append(defragment(world.token("carol")))
+    await until(lambda: fake.runs == 1)
+    world.change(user_delete=rpc_pb2.AuthUserDeleteRequest(name="carol"))
+    world.node.let_go()
+    may_end.set()
+    if is_queued:
+        await fake.end()
+    await until(lambda: all(call.done for call in calls))
+    await until(lambda: fake.closed == 1)
+    statuses = [call.status for call in calls]
+    assert statuses[-1] == (errors.UNAUTHENTICATED, "etcdserver: invalid auth token")
+    assert statuses[:-1] == [(errors.OK, "")] * is_queued
+    for _ in range(3):
+        await asyncio.sleep(0)
+    assert (fake.runs, fake.is_waiting.is_set()) == (1, False)
 
 
-def test_snapshot_that_waited_for_the_disk_shows_nothing_of_after_the_right(tmp_path: Path) -> None:
-    @on_loop
-    async def main() -> None:
-        world = world_of_alice()
-        world.user("carol", role="root")
-        backend = LMDBBackend(tmp_path / "db", 16 << 20)
-        store = Store.open(backend, ThreadWriter(asyncio.get_running_loop().call_soon_threadsafe))
-        check = partial(world.responder.check_again, check=Rights.check_root)
-        SnapshotService(store, backend, check=check).register(cast(Any, world.registry))
-        call: Any = world.start("etcdserverpb.Maintenance/Snapshot", rpc_pb2.SnapshotRequest(), world.token("carol"))
-        await asyncio.sleep(0)  # the handler begins
-        assert not call.done
-        world.change(user_revoke_role=rpc_pb2.AuthUserRevokeRoleRequest(name="carol", role="root"))
-        await until(lambda: call.done)
-        assert (call.status, call.answers) == (DENIED, [])
-        store.close()
-        backend.close()
-
-    main()
+async def test_snapshot_that_waited_for_the_disk_shows_nothing_of_after_the_right(tmp_path: Path) -> None:
+    world = world_of_alice()
+    world.user("carol", role="root")
+    backend = LMDBBackend(tmp_path / "db", 16 << 20)
+    store = Store.open(backend, ThreadWriter(asyncio.get_running_loop().call_soon_threadsafe))
+    check = partial(world.responder.check_again, check=Rights.check_root)
+    SnapshotService(store, backend, check=check).register(cast(Any, world.registry))
+    call: Any = world.start("etcdserverpb.Maintenance/Snapshot", rpc_pb2.SnapshotRequest(), world.token("carol"))
+    await asyncio.sleep(0)  # the handler begins
+    assert not call.done
+    world.change(user_revoke_role=rpc_pb2.AuthUserRevokeRoleRequest(name="carol", role="root"))
+    await until(lambda: call.done)
+    assert (call.status, call.answers) == (DENIED, [])
+    store.close()
+    backend.close()
 
 
 def _endless() -> Work[None]:
@@ -247,7 +230,6 @@ def _endless() -> Work[None]:
         yield
 
 
-@on_loop
 async def test_a_watch_ends_with_the_right_however_many_long_reads_wait() -> None:
     world = world_of_alice()
     call = world.start(WATCH, watch(b"a1", b""), world.token("alice"))
@@ -267,61 +249,53 @@ async def test_a_watch_ends_with_the_right_however_many_long_reads_wait() -> Non
 
 
 @pytest.mark.parametrize("fragment", [False, True])
-def test_no_event_comes_behind_the_right_however_many_watch(monkeypatch: pytest.MonkeyPatch, fragment: bool) -> None:
+async def test_no_event_comes_behind_the_right_however_many_watch(
+    monkeypatch: pytest.MonkeyPatch, fragment: bool
+) -> None:
     """A look at many watchers takes several slices: with 100,000 they were told of secrets for a second."""
     monkeypatch.setattr(scheduler, "SLICE_S", 0.0)
-
-    @on_loop
-    async def main() -> None:
-        world = world_of_alice()
-        world.user("bob", ("READ", b"a", b"b"))
-        count = 3 * RECHECKS_PER_STEP
-        request = watch(b"a1", b"")
-        request.create_request.fragment = fragment
-        calls = [world.start(WATCH, request, world.token(name)) for name in ("alice", "bob")]
-        for call in calls:
-            for _ in range(count - 1):
-                call.ask(request)
-            await settled(call, count)
-        revoke(world)
-        for number in range(5):
-            world.put(b"a1", b"%d" % number)
-            world.node.let_go()
-            await asyncio.sleep(0)
-        of_alice, of_bob = calls
-        await settled(of_alice, 2 * count)
-        await until(lambda: sum(len(each.events) for each in answers(of_bob)) == 5 * count)
-        assert {(each.canceled, len(each.events)) for each in answers(of_alice)[count:]} == {(True, 0)}
-        assert not any(each.canceled for each in answers(of_bob))
-        for call in calls:
-            await stop(call)
-
-    main()
-
-
-def test_watches_continue_during_user_changes(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No look comes to its end before the next change."""
-    monkeypatch.setattr(scheduler, "SLICE_S", 0.0)
-
-    @on_loop
-    async def main() -> None:
-        world = world_of_alice()
-        count = 3 * RECHECKS_PER_STEP
-        call = world.start(WATCH, watch(b"a1", b""), world.token("alice"))
+    world = world_of_alice()
+    world.user("bob", ("READ", b"a", b"b"))
+    count = 3 * RECHECKS_PER_STEP
+    request = watch(b"a1", b"")
+    request.create_request.fragment = fragment
+    calls = [world.start(WATCH, request, world.token(name)) for name in ("alice", "bob")]
+    for call in calls:
         for _ in range(count - 1):
-            call.ask(watch(b"a1", b""))
+            call.ask(request)
         await settled(call, count)
-        world.put(b"a1")
-        for number in range(1_000):
-            world.change(role_add=rpc_pb2.AuthRoleAddRequest(name=f"role-{number}"))
-            world.node.let_go()
-            await asyncio.sleep(0)
-            if sum(len(each.events) for each in answers(call)) == count:
-                break
-        assert number < 999
+    revoke(world)
+    for number in range(5):
+        world.put(b"a1", b"%d" % number)
+        world.node.let_go()
+        await asyncio.sleep(0)
+    of_alice, of_bob = calls
+    await settled(of_alice, 2 * count)
+    await until(lambda: sum(len(each.events) for each in answers(of_bob)) == 5 * count)
+    assert {(each.canceled, len(each.events)) for each in answers(of_alice)[count:]} == {(True, 0)}
+    assert not any(each.canceled for each in answers(of_bob))
+    for call in calls:
         await stop(call)
 
-    main()
+
+async def test_watches_continue_during_user_changes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No look comes to its end before the next change."""
+    monkeypatch.setattr(scheduler, "SLICE_S", 0.0)
+    world = world_of_alice()
+    count = 3 * RECHECKS_PER_STEP
+    call = world.start(WATCH, watch(b"a1", b""), world.token("alice"))
+    for _ in range(count - 1):
+        call.ask(watch(b"a1", b""))
+    await settled(call, count)
+    world.put(b"a1")
+    for number in range(1_000):
+        world.change(role_add=rpc_pb2.AuthRoleAddRequest(name=f"role-{number}"))
+        world.node.let_go()
+        await asyncio.sleep(0)
+        if sum(len(each.events) for each in answers(call)) == count:
+            break
+    assert number < 999
+    await stop(call)
 
 
 def replace(world: World) -> None:
@@ -330,7 +304,6 @@ def replace(world: World) -> None:
     world.user("alice", role="role-alice")
 
 
-@on_loop
 async def test_watch_is_not_passed_on_to_a_later_user_added_amid_the_look_at_it() -> None:
     world = world_of_alice()
     call = world.start(WATCH, watch(b"a1", b""), cn="alice")
@@ -354,7 +327,6 @@ async def test_watch_is_not_passed_on_to_a_later_user_added_amid_the_look_at_it(
 
 
 @pytest.mark.parametrize("ends", [revoke, replace])
-@on_loop
 async def test_observer_is_told_no_leader_behind_the_right(ends: Callable[[World], None]) -> None:
     world = world_of_alice()
     observe = election_pb2.LeaderRequest(name=b"a")
@@ -372,7 +344,6 @@ async def test_observer_is_told_no_leader_behind_the_right(ends: Callable[[World
     assert (call.status, len(call.answers)) == ((errors.UNKNOWN, f"etcdserver: {text}"), 1)
 
 
-@on_loop
 async def test_change_of_users_is_not_made_in_the_name_of_a_later_user() -> None:
     """Its password waited to be hashed, while the administrator was deleted and another of that name was added."""
     world = world_of_alice()
@@ -389,7 +360,6 @@ async def test_change_of_users_is_not_made_in_the_name_of_a_later_user() -> None
     assert b"backdoor" not in world.auth.users
 
 
-@on_loop
 async def test_lagging_leader_does_not_transfer_for_deleted_user() -> None:
     world = world_of_alice()
     world.user("carol", role="root")
@@ -438,59 +408,48 @@ WAITING: dict[str, tuple[Any, Change]] = {
 
 
 @pytest.mark.parametrize("method", WAITING)
-def test_answer_that_waited_shows_nothing_of_after_the_right(method: str) -> None:
+async def test_answer_that_waited_shows_nothing_of_after_the_right(method: str) -> None:
     """For a quorum, or its turn among long reads; and the look at all calls has not come to this one."""
-
-    @on_loop
-    async def main() -> None:
-        world = world_of_alice()
-        world.user("carol", role="root")
-        QuotaService(world.responder, cast(Any, None)).register(cast(Any, world.registry))
-        world.node.on_applied.remove(world.users.live.applied)
-        slices: Slices = world.responder.slices
-        jobs = [slices.run(_endless, lambda error: None, 0, b"%d" % number) for number in range(2 * SHORT_ACTIVE_MAX)]
-        request, happen = WAITING[method]
-        is_of_root = method.startswith(("etcdserverpb.Auth", "raftkvpb"))
-        world.put(b"a/1", b"before")
-        world.node.is_held = not method.startswith("etcdserverpb.Auth")
-        call = world.start(method, request, world.token("carol" if is_of_root else "alice"))
-        for _ in range(10):
-            await asyncio.sleep(0)
-        assert not call.done
-        if is_of_root:
-            world.change(user_revoke_role=rpc_pb2.AuthUserRevokeRoleRequest(name="carol", role="root"))
-        else:
-            revoke(world)
-        happen(world)
-        for job in jobs:
-            job.cancel()
-        world.node.let_go()
-        await until(lambda: call.done)
-        assert call.status is not None
-        assert call.status[1] == DENIED[1]
-        assert b"secret" not in b"".join(call.answers)
-
-    main()
+    world = world_of_alice()
+    world.user("carol", role="root")
+    QuotaService(world.responder, cast(Any, None)).register(cast(Any, world.registry))
+    world.node.on_applied.remove(world.users.live.applied)
+    slices: Slices = world.responder.slices
+    jobs = [slices.run(_endless, lambda error: None, 0, b"%d" % number) for number in range(2 * SHORT_ACTIVE_MAX)]
+    request, happen = WAITING[method]
+    is_of_root = method.startswith(("etcdserverpb.Auth", "raftkvpb"))
+    world.put(b"a/1", b"before")
+    world.node.is_held = not method.startswith("etcdserverpb.Auth")
+    call = world.start(method, request, world.token("carol" if is_of_root else "alice"))
+    for _ in range(10):
+        await asyncio.sleep(0)
+    assert not call.done
+    if is_of_root:
+        world.change(user_revoke_role=rpc_pb2.AuthUserRevokeRoleRequest(name="carol", role="root"))
+    else:
+        revoke(world)
+    happen(world)
+    for job in jobs:
+        job.cancel()
+    world.node.let_go()
+    await until(lambda: call.done)
+    assert call.status is not None
+    assert call.status[1] == DENIED[1]
+    assert b"secret" not in b"".join(call.answers)
 
 
 @pytest.mark.parametrize("method", [WATCH, "etcdserverpb.Lease/LeaseKeepAlive"])
-def test_stream_of_requests_records_its_user(method: str) -> None:
+async def test_stream_of_requests_records_its_user(method: str) -> None:
     """The audit log and the dashboard say so."""
-
-    @on_loop
-    async def main() -> None:
-        world = world_of_alice((200,))
-        request: Any = watch(b"b", b"") if method == WATCH else rpc_pb2.LeaseKeepAliveRequest(ID=200)
-        call = world.start(method, request, world.token("alice"))
-        await settled(call, 1)
-        assert call.caller is not None
-        assert call.caller.user == b"alice"
-        await stop(call)
-
-    main()
+    world = world_of_alice((200,))
+    request: Any = watch(b"b", b"") if method == WATCH else rpc_pb2.LeaseKeepAliveRequest(ID=200)
+    call = world.start(method, request, world.token("alice"))
+    await settled(call, 1)
+    assert call.caller is not None
+    assert call.caller.user == b"alice"
+    await stop(call)
 
 
-@on_loop
 async def test_stream_opened_before_auth_records_its_user() -> None:
     world = World()
     world.user("alice", ("READWRITE", b"a", b"b"))

@@ -21,7 +21,7 @@ from raftkv.server.auth import guard
 from raftkv.server.auth.guard import AHEAD_CALLS_MAX
 from raftkv.server.auth.simple_tokens import digest_of
 from raftkv.server.auth.table import OPEN, TABLE, row_of
-from tests.rpc.loop import on_loop, until
+from tests.rpc.loop import until
 from tests.server.auth.world import Call, World, stop
 
 PUT, RANGE = "etcdserverpb.KV/Put", "etcdserverpb.KV/Range"
@@ -48,14 +48,12 @@ async def outcome(world: World, method: str, request: Any, token: str | None = N
     return code, text
 
 
-@on_loop
 async def test_without_users_every_call_is_allowed() -> None:
     world = World()
     assert await outcome(world, PUT, put()) == LET_IN
     assert await outcome(world, PUT, put(), "no token of any user") == LET_IN
 
 
-@on_loop
 async def test_token_identifies_the_caller() -> None:
     world = world_of_alice()
     token = world.token("alice")
@@ -66,7 +64,6 @@ async def test_token_identifies_the_caller() -> None:
         assert await outcome(world, PUT, put(), wrong) == BAD_TOKEN, wrong
 
 
-@on_loop
 async def test_a_token_may_come_as_authorization() -> None:
     world = world_of_alice()
     token = world.token("alice")
@@ -75,7 +72,6 @@ async def test_a_token_may_come_as_authorization() -> None:
     assert await outcome(world, PUT, put(), "x.1", headers={"authorization": token}) == BAD_TOKEN
 
 
-@on_loop
 async def test_certificate_identifies_caller_without_token() -> None:
     world = world_of_alice()
     assert await outcome(world, PUT, put(), cn="alice") == LET_IN
@@ -86,7 +82,6 @@ async def test_certificate_identifies_caller_without_token() -> None:
     assert await outcome(world, PUT, put(), cn="alice", headers={"grpcgateway-accept": "*/*"}) == NOBODY
 
 
-@on_loop
 async def test_invalid_request_is_refused_before_rights_are_checked() -> None:
     world = world_of_alice()
     empty = (errors.INVALID_ARGUMENT, "etcdserver: key is not provided")
@@ -94,7 +89,6 @@ async def test_invalid_request_is_refused_before_rights_are_checked() -> None:
     assert await outcome(world, RANGE, rpc_pb2.RangeRequest()) == empty
 
 
-@on_loop
 async def test_long_txn_is_authorized_like_a_short_one() -> None:
     world = world_of_alice()
     token = world.token("alice")
@@ -119,7 +113,6 @@ async def test_long_txn_is_authorized_like_a_short_one() -> None:
     assert call.status == LET_IN
 
 
-@on_loop
 @pytest.mark.parametrize("key", [b"lock/1", b"secret"])
 async def test_keys_of_a_lease_that_another_member_answers_with_are_checked(key: bytes) -> None:
     """It was attached since the call was let in."""
@@ -135,7 +128,6 @@ async def test_keys_of_a_lease_that_another_member_answers_with_are_checked(key:
         assert list(rpc_pb2.LeaseTimeToLiveResponse.FromString(call.answers[0]).keys) == [key]
 
 
-@on_loop
 @pytest.mark.parametrize("names", [[], [b"alice", b""]], ids=["earlier version", "this version"])
 async def test_the_owner_of_a_lease_that_another_member_reports_is_a_user_or_none(names: list[bytes]) -> None:
     """A caller without a name would be a member, which may do everything."""
@@ -148,7 +140,6 @@ async def test_the_owner_of_a_lease_that_another_member_reports_is_a_user_or_non
     assert callers == ([Caller(b"alice", 9), None] if names else [None, None])
 
 
-@on_loop
 async def test_keep_alives_let_in_by_older_users_are_left_to_their_member() -> None:
     """A member that lagged renewed the leases of a user who was deleted, for as long as it lagged."""
     world = world_of_alice()
@@ -169,7 +160,6 @@ async def test_keep_alives_let_in_by_older_users_are_left_to_their_member() -> N
                 await renewing
 
 
-@on_loop
 @pytest.mark.parametrize("keys", [True, False])
 async def test_time_to_live_by_another_member_waits_for_its_users(keys: bool) -> None:
     world = world_of_alice((200,))
@@ -185,7 +175,6 @@ async def test_time_to_live_by_another_member_waits_for_its_users(keys: bool) ->
     assert call.status == BAD_TOKEN
 
 
-@on_loop
 @pytest.mark.parametrize("is_foreign", [False, True])
 async def test_leases_of_many_parts_are_checked_to_their_end(is_foreign: bool) -> None:
     world = World((100, 101))
@@ -215,7 +204,6 @@ async def test_leases_of_many_parts_are_checked_to_their_end(is_foreign: bool) -
     assert (code, text) == ((errors.UNKNOWN, DENIED[1]) if is_foreign else LET_IN)
 
 
-@on_loop
 async def test_a_token_whose_entry_is_not_applied_yet_is_waited_for() -> None:
     world = world_of_alice()
     secret = "y" * 24
@@ -233,7 +221,6 @@ async def test_a_token_whose_entry_is_not_applied_yet_is_waited_for() -> None:
     assert (call.status, stream.status) == (LET_IN, LET_IN)
 
 
-@on_loop
 async def test_a_stream_without_a_task_waits_for_its_token_too() -> None:
     world = world_of_alice(leases=(100,))
     secret = "y" * 24
@@ -253,7 +240,6 @@ async def test_a_stream_without_a_task_waits_for_its_token_too() -> None:
     assert len(world.users.live) == 0
 
 
-@on_loop
 async def test_tokens_of_the_future_are_waited_for_by_some_calls_for_a_while(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -277,7 +263,6 @@ async def test_tokens_of_the_future_are_waited_for_by_some_calls_for_a_while(
     await stop(watch_call)
 
 
-@on_loop
 async def test_made_up_tokens_of_the_future_keep_no_call_of_another_address_out() -> None:
     world = world_of_alice()
     ahead = [world.start(PUT, put(), "y" * 24 + ".99999999999999999999") for _ in range(AHEAD_CALLS_MAX)]
@@ -298,7 +283,6 @@ async def test_made_up_tokens_of_the_future_keep_no_call_of_another_address_out(
     await until(lambda: handled == [honest])
 
 
-@on_loop
 async def test_a_waiting_call_is_answered_for_any_exception_of_its_handler() -> None:
     """A server answers for errors that handlers raise at once; after a wait no answer came, and clients waited for
     ever.
@@ -327,7 +311,6 @@ async def test_a_waiting_call_is_answered_for_any_exception_of_its_handler() -> 
     }
 
 
-@on_loop
 async def test_a_read_that_waited_is_checked_again() -> None:
     world = world_of_alice()
     token = world.token("alice")
@@ -341,7 +324,6 @@ async def test_a_read_that_waited_is_checked_again() -> None:
     assert [call.status for call in calls] == [DENIED, DENIED]
 
 
-@on_loop
 async def test_names_that_no_user_has_get_no_share_of_their_own() -> None:
     """Certificates and signed tokens may name anyone: each made-up name had a share of what waits for its turn."""
     world = world_of_alice()
@@ -350,7 +332,6 @@ async def test_names_that_no_user_has_get_no_share_of_their_own() -> None:
     assert all(call.status is not None for call in calls[1:])
 
 
-@on_loop
 async def test_a_connection_is_its_user_s_or_its_address_while_users_are_on() -> None:
     world = World()
     world.user("alice", ("READWRITE", b"a", b"b"))
@@ -365,7 +346,6 @@ async def test_a_connection_is_its_user_s_or_its_address_while_users_are_on() ->
     assert [identify("10.0.0.1:5", one) for one in shown] == [b"alice", "address 10.0.0.1", "address 10.0.0.1"]
 
 
-@on_loop
 async def test_a_write_that_waited_is_checked_again() -> None:
     world = world_of_alice()
     token = world.token("alice")
@@ -393,7 +373,6 @@ def test_open_methods_are_listed() -> None:
     assert found == {"etcdserverpb.Auth/Authenticate", *health}
 
 
-@on_loop
 async def test_an_open_method_is_not_wrapped() -> None:
     def handler(call: object, data: bytes) -> None:
         raise AssertionError
@@ -402,7 +381,6 @@ async def test_an_open_method_is_not_wrapped() -> None:
     assert around("/grpc.health.v1.Health/Check", Kind.UNARY, handler) is handler
 
 
-@on_loop
 async def test_a_watch_ends_with_the_right_to_it() -> None:
     world = world_of_alice()
     call = world.start("etcdserverpb.Watch/Watch", watch(b"a1", b""), world.token("alice"))
@@ -424,7 +402,6 @@ async def test_a_watch_ends_with_the_right_to_it() -> None:
     await stop(call)
 
 
-@on_loop
 async def test_an_ended_watch_is_freed_without_the_collector() -> None:
     world = world_of_alice()
     gc.collect()

@@ -14,7 +14,7 @@ import pytest
 from raftkv.pb import election_pb2, lock_pb2, rpc_pb2
 from raftkv.pb.services import SERVICES
 from raftkv.server.auth.table import TABLE
-from tests.rpc.loop import on_loop, until
+from tests.rpc.loop import until
 from tests.server.auth.test_guard import BAD_TOKEN, DENIED, NOBODY, answers, settled, watch
 from tests.server.auth.world import Call, World, stop
 
@@ -154,27 +154,23 @@ AT_ALL_CALLS = ((_revoke_role, SIMPLE), (_expire, SIGNED), (_enable, NONE))
         for method in LASTING
     ],
 )
-def test_a_call_that_lasts_ends_with_what_let_it_in(
+async def test_a_call_that_lasts_ends_with_what_let_it_in(
     tmp_path: Path, clock: list[float], method: str, act: Any, shown: str, ends: tuple[int, str] | None
 ) -> None:
-    @on_loop
-    async def main() -> None:
-        alice = Alice(act, shown, tmp_path, clock, "" if method in REQUESTS else "root")
-        _hold(alice.world, method)
-        service, _, name = method.partition("/")
-        call = alice.start(method, REQUESTS.get(method) or SERVICES[service][name].request())
-        await until(lambda: len(alice.world.users.live) == 1)
-        alice.happens(act)
-        if ends is None:
-            await asyncio.sleep(0)
-            assert not call.done
-            await stop(call)
-        else:
-            await until(lambda: call.done)
-            assert call.status is not None
-            assert call.status[1] == ends[1]
-
-    main()
+    alice = Alice(act, shown, tmp_path, clock, "" if method in REQUESTS else "root")
+    _hold(alice.world, method)
+    service, _, name = method.partition("/")
+    call = alice.start(method, REQUESTS.get(method) or SERVICES[service][name].request())
+    await until(lambda: len(alice.world.users.live) == 1)
+    alice.happens(act)
+    if ends is None:
+        await asyncio.sleep(0)
+        assert not call.done
+        await stop(call)
+    else:
+        await until(lambda: call.done)
+        assert call.status is not None
+        assert call.status[1] == ends[1]
 
 
 def _hold(world: World, method: str) -> None:
@@ -193,32 +189,27 @@ def _hold(world: World, method: str) -> None:
 
 @pytest.mark.parametrize("method", [WATCH, KEEP_ALIVE])
 @pytest.mark.parametrize(("act", "shown", "ends"), CASES)
-def test_a_stream_of_requests_is_served_by_what_its_client_has_now(
+async def test_a_stream_of_requests_is_served_by_what_its_client_has_now(
     tmp_path: Path, clock: list[float], method: str, act: Any, shown: str, ends: tuple[int, str] | None
 ) -> None:
     """A watch ends, or a keep-alive is refused; a signed token of before a change of users may ask for nothing new."""
-
-    @on_loop
-    async def main() -> None:
-        alice = Alice(act, shown, tmp_path, clock)
-        alice.world.put(b"a1", lease=200)
-        request: Any = watch(b"a1", b"") if method == WATCH else rpc_pb2.LeaseKeepAliveRequest(ID=200)
-        call = alice.start(method, request)
-        await settled(call, 1)
-        alice.happens(act)
-        if method == WATCH:
-            alice.world.put(b"a1", b"behind the change")
-            alice.world.node.let_go()
-            await settled(call, 2)
-            (after,) = answers(call)[1:]
-            assert (after.canceled, len(after.events)) == ((False, 1) if ends is None else (True, 0))
-        else:
-            if not call.done:
-                call.ask(request)
-            await until(lambda: call.done or len(call.answers) == 2)
-            is_old = shown == SIGNED and act is not _expire
-            assert call.done == (ends is not None or is_old)
-            assert len(call.answers) == (1 if call.done else 2)
-        await stop(call)
-
-    main()
+    alice = Alice(act, shown, tmp_path, clock)
+    alice.world.put(b"a1", lease=200)
+    request: Any = watch(b"a1", b"") if method == WATCH else rpc_pb2.LeaseKeepAliveRequest(ID=200)
+    call = alice.start(method, request)
+    await settled(call, 1)
+    alice.happens(act)
+    if method == WATCH:
+        alice.world.put(b"a1", b"behind the change")
+        alice.world.node.let_go()
+        await settled(call, 2)
+        (after,) = answers(call)[1:]
+        assert (after.canceled, len(after.events)) == ((False, 1) if ends is None else (True, 0))
+    else:
+        if not call.done:
+            call.ask(request)
+        await until(lambda: call.done or len(call.answers) == 2)
+        is_old = shown == SIGNED and act is not _expire
+        assert call.done == (ends is not None or is_old)
+        assert len(call.answers) == (1 if call.done else 2)
+    await stop(call)

@@ -219,69 +219,55 @@ def _refusal(error: errors.StatusError | None) -> tuple[int, str]:
     return (error.code, str(error)) if error is not None and str(error) in REFUSALS else LET_IN
 
 
-def test_entries_are_applied_under_the_state_at_apply_time() -> None:
+async def test_entries_are_applied_under_the_state_at_apply_time() -> None:
     wrong: list[str] = []
     count = 0
-
-    @on_loop
-    async def main() -> None:
-        nonlocal count
-        world = populated()
-        delete_gone(world)
-        for case in (one for one in cases() if one.kind):
-            for name, role in ROLES.items():
-                now = world.auth.revision
-                for what, caller, expected in (
-                    ("now", Caller(name.encode(), now), LET_IN if is_allowed(role, case.needs) else DENIED),
-                    ("before", Caller(name.encode(), now - 1), old(role, case)),
-                ):
-                    revision = world.machine.store.revision
-                    found = _refusal(applied(world, case, caller))
-                    count += 1
-                    if found != expected:
-                        wrong.append(f"{case.method} {case.what} / {name}, let in {what}: {found}, expected {expected}")
-                    if found == LET_IN:
-                        if not world.auth.is_enabled:
-                            world.enable()
-                        restore(world)
-                    elif world.machine.store.revision != revision:
-                        wrong.append(f"{case.method} {case.what} / {name}: refused, and changed something")
-            for caller, expected in ((None, NOBODY), (Caller(GONE.encode(), world.auth.revision), DENIED)):
+    world = populated()
+    delete_gone(world)
+    for case in (one for one in cases() if one.kind):
+        for name, role in ROLES.items():
+            now = world.auth.revision
+            for what, caller, expected in (
+                ("now", Caller(name.encode(), now), LET_IN if is_allowed(role, case.needs) else DENIED),
+                ("before", Caller(name.encode(), now - 1), old(role, case)),
+            ):
+                revision = world.machine.store.revision
+                found = _refusal(applied(world, case, caller))
                 count += 1
-                if _refusal(applied(world, case, caller)) != expected:
-                    wrong.append(f"{case.method} {case.what} / {caller}: not {expected}")
-
-    main()
+                if found != expected:
+                    wrong.append(f"{case.method} {case.what} / {name}, let in {what}: {found}, expected {expected}")
+                if found == LET_IN:
+                    if not world.auth.is_enabled:
+                        world.enable()
+                    restore(world)
+                elif world.machine.store.revision != revision:
+                    wrong.append(f"{case.method} {case.what} / {name}: refused, and changed something")
+        for caller, expected in ((None, NOBODY), (Caller(GONE.encode(), world.auth.revision), DENIED)):
+            count += 1
+            if _refusal(applied(world, case, caller)) != expected:
+                wrong.append(f"{case.method} {case.what} / {caller}: not {expected}")
     print(f"{count} cells")
     assert not wrong, f"{len(wrong)} of {count}: " + "\n".join(wrong[:20])
     assert count >= CELLS_MIN
 
 
-def test_rights_that_are_taken_away_between_do_not_count() -> None:
+async def test_rights_that_are_taken_away_between_do_not_count() -> None:
     """Let in by the guard, then the role goes, then the entry is applied: nothing of it happens."""
     count = 0
-
-    @on_loop
-    async def main() -> None:
-        nonlocal count
-        for name in ("both-part", "both-all", "writes-all"):
-            world = populated()
-            for case in (
-                one for one in cases() if one.kind not in (0, Kind.ALARM) and is_allowed(ROLES[name], one.needs)
-            ):
-                token = world.token(name)
-                world.node.is_held = True
-                call = world.start(case.method, case.request, token)
-                await until(lambda call=call, world=world: call.done or world.node.holds)  # checks may take passes
-                revision = world.machine.store.revision
-                world.change(user_revoke_role=rpc_pb2.AuthUserRevokeRoleRequest(name=name, role=f"role-{name}"))
-                world.node.let_go()
-                world.node.is_held = False
-                assert (call.status, world.machine.store.revision) == (OLD, revision), (case.method, case.what)
-                world.change(user_grant_role=rpc_pb2.AuthUserGrantRoleRequest(user=name, role=f"role-{name}"))
-                count += 1
-
-    main()
+    for name in ("both-part", "both-all", "writes-all"):
+        world = populated()
+        for case in (one for one in cases() if one.kind not in (0, Kind.ALARM) and is_allowed(ROLES[name], one.needs)):
+            token = world.token(name)
+            world.node.is_held = True
+            call = world.start(case.method, case.request, token)
+            await until(lambda call=call, world=world: call.done or world.node.holds)  # checks may take passes
+            revision = world.machine.store.revision
+            world.change(user_revoke_role=rpc_pb2.AuthUserRevokeRoleRequest(name=name, role=f"role-{name}"))
+            world.node.let_go()
+            world.node.is_held = False
+            assert (call.status, world.machine.store.revision) == (OLD, revision), (case.method, case.what)
+            world.change(user_grant_role=rpc_pb2.AuthUserGrantRoleRequest(user=name, role=f"role-{name}"))
+            count += 1
     print(f"{count} cells")
     assert count >= 300
 

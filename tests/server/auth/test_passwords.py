@@ -23,12 +23,11 @@ from raftkv.server.auth.passwords import (
     decoy_cost,
     is_hash,
 )
-from tests.rpc.loop import on_loop, until
+from tests.rpc.loop import until
 
 COST = 4
 
 
-@on_loop
 async def test_a_hash_is_one_that_etcd_takes() -> None:
     passwords = Passwords(COST)
     hashed = await passwords.hash("secret")
@@ -39,7 +38,6 @@ async def test_a_hash_is_one_that_etcd_takes() -> None:
     assert not await passwords.matches("", hashed)
 
 
-@on_loop
 async def test_72_bytes_count_as_in_go() -> None:
     passwords = Passwords(COST)
     hashed = await passwords.hash("x" * 72)
@@ -51,7 +49,6 @@ async def test_72_bytes_count_as_in_go() -> None:
             await passwords.hash(password)
 
 
-@on_loop
 async def test_a_password_has_a_length() -> None:
     passwords = Passwords(COST, 8)
     with pytest.raises(errors.InvalidPasswordError, match="must have at least 8 characters") as error:
@@ -60,7 +57,6 @@ async def test_a_password_has_a_length() -> None:
     await passwords.hash("canary78")
 
 
-@on_loop
 async def test_a_name_without_a_hash_is_refused_after_the_work_of_one_hash() -> None:
     passwords, worked = Passwords(COST), []
     hashed = await passwords.hash("secret")
@@ -100,7 +96,6 @@ def test_unknown_names_have_stable_cost_of_known_ones() -> None:
     assert decoy_cost(b"name", b"secret" * 20, []) is None
 
 
-@on_loop
 async def test_waiting_logins_are_bounded_and_cancelled_ones_make_room() -> None:
     go = threading.Event()
     passwords = Passwords(COST, threads=1)
@@ -122,7 +117,6 @@ async def test_waiting_logins_are_bounded_and_cancelled_ones_make_room() -> None
     passwords.close()
 
 
-@on_loop
 async def test_a_storm_of_made_up_names_keeps_no_user_or_other_address_out() -> None:
     go, passwords = threading.Event(), Passwords(COST, threads=1)
     passwords._allowance_all.spend(
@@ -164,7 +158,6 @@ def _niceness() -> int:
     return os.getpriority(os.PRIO_PROCESS, threading.get_native_id())
 
 
-@on_loop
 async def test_a_few_logins_have_the_priority_of_the_loop_and_a_storm_has_not() -> None:
     passwords, own = Passwords(COST, threads=1), _niceness()
     lower = min(own + NICENESS, NICENESS_MAX)  # these tests may run at a low priority themselves
@@ -179,7 +172,6 @@ async def test_a_few_logins_have_the_priority_of_the_loop_and_a_storm_has_not() 
     passwords.close()
 
 
-@on_loop
 async def test_login_storm_uses_up_only_its_own_prompt_time(monkeypatch: pytest.MonkeyPatch) -> None:
     now = 100.0
     monkeypatch.setattr(module.time, "monotonic", lambda: now)
@@ -205,7 +197,6 @@ async def test_login_storm_uses_up_only_its_own_prompt_time(monkeypatch: pytest.
     passwords.close()
 
 
-@on_loop
 async def test_work_cancelled_before_start_frees_its_thread() -> None:
     go, passwords = threading.Event(), Passwords(COST, threads=1)
     first = asyncio.create_task(passwords._run(go.wait))

@@ -9,7 +9,7 @@ from raftkv.apply.wire import Kind
 from raftkv.integrations.horovod import extension
 from raftkv.pb import election_pb2, lock_pb2, rpc_pb2
 from raftkv.rpc.server.http import HttpRequest, HttpResponse
-from tests.rpc.loop import on_loop, until
+from tests.rpc.loop import until
 from tests.server.auth.test_guard import BAD_TOKEN, DENIED, LET_IN, NOBODY, outcome
 from tests.server.auth.world import World
 
@@ -33,7 +33,6 @@ def without_rights(world: World) -> None:
     world.node.let_go()
 
 
-@on_loop
 async def test_lock_requires_write_right_on_its_keys() -> None:
     world = team()
     alice, bob = world.token("alice"), world.token("bob")
@@ -46,7 +45,6 @@ async def test_lock_requires_write_right_on_its_keys() -> None:
     assert await outcome(world, "v3lockpb.Lock/Unlock", lock_pb2.UnlockRequest(key=b"q/c8"), alice) == LET_IN
 
 
-@on_loop
 async def test_the_lease_of_a_lock_may_hold_no_key_of_others() -> None:
     world = team()
     world.put(b"secret", b"", 200)
@@ -57,33 +55,28 @@ async def test_the_lease_of_a_lock_may_hold_no_key_of_others() -> None:
 
 
 @pytest.mark.parametrize("how", ["right", "user", "token"])
-def test_a_wait_for_a_lock_ends_with_the_right_the_user_or_the_token(how: str) -> None:
-    @on_loop
-    async def main() -> None:
-        world = team()
-        alice = world.token("alice")
-        assert await outcome(world, LOCK, lock_pb2.LockRequest(name=b"q", lease=200), alice) == LET_IN
-        call = world.start(LOCK, lock_pb2.LockRequest(name=b"q", lease=201), alice)
-        await until(lambda: world.machine.store.get(b"q/c9") is not None)
-        assert not call.done
-        if how == "right":
-            without_rights(world)
-        elif how == "user":
-            world.change(user_delete=rpc_pb2.AuthUserDeleteRequest(name="alice"))
-            world.node.let_go()
-        else:
-            world.change(user_change_password=rpc_pb2.AuthUserChangePasswordRequest(name="alice"))
-            world.node.let_go()
-        await until(lambda: call.done)
-        assert call.status == (REFUSED if how == "right" else BAD_TOKEN)
-        # The waiter's key goes too: others do not wait for it.
-        await until(lambda: world.machine.store.get(b"q/c9") is None)
-        await until(lambda: len(world.users.live) == 0)
-
-    main()
+async def test_a_wait_for_a_lock_ends_with_the_right_the_user_or_the_token(how: str) -> None:
+    world = team()
+    alice = world.token("alice")
+    assert await outcome(world, LOCK, lock_pb2.LockRequest(name=b"q", lease=200), alice) == LET_IN
+    call = world.start(LOCK, lock_pb2.LockRequest(name=b"q", lease=201), alice)
+    await until(lambda: world.machine.store.get(b"q/c9") is not None)
+    assert not call.done
+    if how == "right":
+        without_rights(world)
+    elif how == "user":
+        world.change(user_delete=rpc_pb2.AuthUserDeleteRequest(name="alice"))
+        world.node.let_go()
+    else:
+        world.change(user_change_password=rpc_pb2.AuthUserChangePasswordRequest(name="alice"))
+        world.node.let_go()
+    await until(lambda: call.done)
+    assert call.status == (REFUSED if how == "right" else BAD_TOKEN)
+    # The waiter's key goes too: others do not wait for it.
+    await until(lambda: world.machine.store.get(b"q/c9") is None)
+    await until(lambda: len(world.users.live) == 0)
 
 
-@on_loop
 async def test_joining_the_wait_of_another_takes_the_right_to_end_it() -> None:
     """Both show one lease, so they wait by one key, which the first has made."""
     world = team()
@@ -106,7 +99,6 @@ async def test_joining_the_wait_of_another_takes_the_right_to_end_it() -> None:
     assert waiting.status == LET_IN
 
 
-@on_loop
 async def test_an_observer_is_cut_off_with_the_right() -> None:
     world = team()
     call = world.start(OBSERVE, election_pb2.LeaderRequest(name=b"q"), world.token("alice"))
@@ -133,7 +125,6 @@ async def answer(world: World, method: str, target: str, body: bytes = b"", user
     return response.status
 
 
-@on_loop
 async def test_horovod_acts_as_its_caller() -> None:
     world = World()
     assert await answer(world, "PUT", "/global/0", b"x") == 200

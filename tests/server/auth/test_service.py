@@ -19,7 +19,7 @@ from raftkv.pb import auth_pb2, rpc_pb2
 from raftkv.server.auth import guard
 from raftkv.server.auth.jwt_tokens import PASSWORD, digest_of
 from tests.rpc.attacks.test_work_of_a_read import Turns
-from tests.rpc.loop import on_loop, until
+from tests.rpc.loop import until
 from tests.server.auth.test_guard import BAD_TOKEN, DENIED, LET_IN, NOBODY, outcome, put, settled, watch
 from tests.server.auth.world import World
 
@@ -55,7 +55,6 @@ async def token_of(world: World, name: str) -> str:
     return token
 
 
-@on_loop
 async def test_a_password_gives_a_token() -> None:
     world = await with_passwords()
     token = await token_of(world, "alice")
@@ -64,7 +63,6 @@ async def test_a_password_gives_a_token() -> None:
     assert await token_of(world, "alice") != token
 
 
-@on_loop
 async def test_refused_logins_look_and_cost_the_same() -> None:
     world = await with_passwords()
     passwords: Any = world.users.passwords
@@ -87,7 +85,6 @@ async def test_refused_logins_look_and_cost_the_same() -> None:
     assert await outcome(World(), f"{AUTH}/Authenticate", login("alice", "x")) == off
 
 
-@on_loop
 async def test_changed_users_cost_a_second_comparison_only_for_a_new_password() -> None:
     world = await with_passwords()
     compared = 0
@@ -117,7 +114,6 @@ async def test_changed_users_cost_a_second_comparison_only_for_a_new_password() 
     assert await outcome(world, f"{AUTH}/Authenticate", login("alice")) == FAILED
 
 
-@on_loop
 async def test_a_new_password_ends_the_tokens() -> None:
     world = await with_passwords()
     token, root = await token_of(world, "alice"), await token_of(world, "root")
@@ -129,7 +125,6 @@ async def test_a_new_password_ends_the_tokens() -> None:
     assert await outcome(world, f"{AUTH}/Authenticate", login("alice", "new")) == LET_IN
 
 
-@on_loop
 async def test_after_a_change_to_no_password_none_is_right() -> None:
     """An empty one must not be: the name alone would let a caller in."""
     world = await with_passwords()
@@ -143,7 +138,6 @@ async def test_after_a_change_to_no_password_none_is_right() -> None:
     assert await outcome(world, f"{AUTH}/Authenticate", login("alice", "new")) == LET_IN
 
 
-@on_loop
 async def test_disabling_ends_all_tokens() -> None:
     world = await with_passwords()
     root = await token_of(world, "root")
@@ -153,7 +147,6 @@ async def test_disabling_ends_all_tokens() -> None:
     assert await outcome(world, "etcdserverpb.KV/Put", put(), root) == BAD_TOKEN
 
 
-@on_loop
 async def test_changes_that_are_made_at_once_all_happen() -> None:
     world = await with_passwords()
     root = await token_of(world, "root")
@@ -161,7 +154,6 @@ async def test_changes_that_are_made_at_once_all_happen() -> None:
     assert [(code, text) for code, text, _ in await asyncio.gather(*calls)] == [LET_IN] * 20
 
 
-@on_loop
 async def test_users_see_themselves_and_their_roles() -> None:
     world = await with_passwords()
     alice = await token_of(world, "alice")
@@ -181,7 +173,6 @@ async def test_users_see_themselves_and_their_roles() -> None:
         assert await outcome(world, f"{AUTH}/{method}", request) == NOBODY, method
 
 
-@on_loop
 async def test_auth_status_needs_no_rights() -> None:
     """Neither needs a token, as in etcd 3.7, but a token that is shown must be good."""
     world = await with_passwords()
@@ -193,7 +184,6 @@ async def test_auth_status_needs_no_rights() -> None:
         assert await outcome(world, path, request, "no.token") == BAD_TOKEN
 
 
-@on_loop
 async def test_the_role_root_is_shown_with_all_keys() -> None:
     world = await with_passwords()
     root = await token_of(world, "root")
@@ -202,7 +192,6 @@ async def test_the_role_root_is_shown_with_all_keys() -> None:
     assert list(answer.perm) == [auth_pb2.Permission(permType="READWRITE", range_end=b"\0")]
 
 
-@on_loop
 async def test_root_sees_all() -> None:
     world = await with_passwords()
     root = await token_of(world, "root")
@@ -216,7 +205,6 @@ async def test_root_sees_all() -> None:
     assert await outcome(world, f"{AUTH}/RoleGet", missing, root) == not_found
 
 
-@on_loop
 async def test_a_hash_may_come_in_place_of_a_password() -> None:
     world = World()
     hashed = base64.b64encode(bcrypt.hashpw(b"x", bcrypt.gensalt(4, b"2a"))).decode()
@@ -229,7 +217,6 @@ async def test_a_hash_may_come_in_place_of_a_password() -> None:
         assert (code, text.partition(" must be ")[0]) == (errors.INVALID_ARGUMENT, "raftkv: hashedPassword")
 
 
-@on_loop
 async def test_no_password_and_no_token_is_in_any_entry_or_record_or_text() -> None:
     world = World()
     entries: list[bytes] = []
@@ -256,7 +243,6 @@ async def test_no_password_and_no_token_is_in_any_entry_or_record_or_text() -> N
     assert CANARY not in repr(world.users.__dict__) + repr(world.auth.users)
 
 
-@on_loop
 async def test_a_short_password_is_refused_where_a_length_is_set() -> None:
     world = World(auth_min_password_length=8)
     request = rpc_pb2.AuthUserAddRequest(name="alice", password="canary7")
@@ -264,7 +250,6 @@ async def test_a_short_password_is_refused_where_a_length_is_set() -> None:
     assert (code, text) == (errors.INVALID_ARGUMENT, "raftkv: a password must have at least 8 characters")
 
 
-@on_loop
 async def test_anonymous_streams_end_when_auth_is_enabled() -> None:
     world = World()
     keeping = world.start("etcdserverpb.Lease/LeaseKeepAlive", rpc_pb2.LeaseKeepAliveRequest(ID=200))
@@ -281,7 +266,6 @@ async def test_anonymous_streams_end_when_auth_is_enabled() -> None:
     assert last.cancel_reason == "rpc error: code = InvalidArgument desc = etcdserver: user name is empty"
 
 
-@on_loop
 async def test_a_call_that_cannot_be_looked_at_ends_and_the_others_are_looked_at() -> None:
     world = World()
     create = rpc_pb2.WatchCreateRequest(key=b"a")
@@ -318,67 +302,56 @@ def signing_world(folder: Path, ttl: str = "1s") -> World:
 
 
 @pytest.mark.parametrize("method", ["etcdserverpb.Lease/LeaseKeepAlive", "etcdserverpb.Watch/Watch"])
-def test_streams_end_with_a_signed_token(tmp_path: Path, method: str, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_streams_end_with_a_signed_token(tmp_path: Path, method: str, monkeypatch: pytest.MonkeyPatch) -> None:
     now = [time.time()]
     monkeypatch.setattr(time, "time", lambda: now[0])  # it stands, so that a slow machine is in time
-
-    @on_loop
-    async def main() -> None:
-        world = signing_world(tmp_path)
-        signer: Any = world.users._signed
-        request: Any = rpc_pb2.LeaseKeepAliveRequest(ID=200)
-        if method.endswith("Watch"):
-            request = rpc_pb2.WatchRequest(create_request=rpc_pb2.WatchCreateRequest(key=b"a1"))
-        call = world.start(method, request, signer.sign(b"alice", world.auth.revision, b""))
-        await until(lambda: len(call.answers) == 1)
-        # Users change, and the token is old: what is under way goes on, until the token ends.
-        world.change(role_add=rpc_pb2.AuthRoleAddRequest(name="new"))
-        world.node.let_go()
-        assert not call.done
-        now[0] += 1
-        await until(lambda: call.done or len(call.answers) == 2)
-        if method.endswith("Watch"):
-            last = rpc_pb2.WatchResponse.FromString(call.answers[-1])
-            assert last.cancel_reason == "rpc error: code = Unauthenticated desc = etcdserver: invalid auth token"
-        else:
-            assert call.status == BAD_TOKEN
-        # A stream of watches outlasts its token, and is not looked at again for it.
-        live = world.users.live
-        assert [live.of(each)._timer for each in live._calls] == [None] * (not call.done)
-
-    main()
+    world = signing_world(tmp_path)
+    signer: Any = world.users._signed
+    request: Any = rpc_pb2.LeaseKeepAliveRequest(ID=200)
+    if method.endswith("Watch"):
+        request = rpc_pb2.WatchRequest(create_request=rpc_pb2.WatchCreateRequest(key=b"a1"))
+    call = world.start(method, request, signer.sign(b"alice", world.auth.revision, b""))
+    await until(lambda: len(call.answers) == 1)
+    # Users change, and the token is old: what is under way goes on, until the token ends.
+    world.change(role_add=rpc_pb2.AuthRoleAddRequest(name="new"))
+    world.node.let_go()
+    assert not call.done
+    now[0] += 1
+    await until(lambda: call.done or len(call.answers) == 2)
+    if method.endswith("Watch"):
+        last = rpc_pb2.WatchResponse.FromString(call.answers[-1])
+        assert last.cancel_reason == "rpc error: code = Unauthenticated desc = etcdserver: invalid auth token"
+    else:
+        assert call.status == BAD_TOKEN
+    # A stream of watches outlasts its token, and is not looked at again for it.
+    live = world.users.live
+    assert [live.of(each)._timer for each in live._calls] == [None] * (not call.done)
 
 
 @pytest.mark.parametrize("by_another", [False, True], ids=["of raftkv", "of etcd"])
-def test_signed_token_ends_with_the_password_that_it_was_given_for(tmp_path: Path, by_another: bool) -> None:
+async def test_signed_token_ends_with_the_password_that_it_was_given_for(tmp_path: Path, by_another: bool) -> None:
     """One that is stolen from root lets a thief make users of the role root; etcd's tokens do not name a password."""
-
-    @on_loop
-    async def main() -> None:
-        world = await with_passwords(**signing(tmp_path, "5m"))
-        token = await token_of(world, "root")
-        if by_another:
-            claims = jwt.decode(token, SECRET, algorithms=["HS256"])
-            del claims[PASSWORD]
-            token = jwt.encode(claims, SECRET, algorithm="HS256")
-        call = world.start("etcdserverpb.Watch/Watch", watch(b"a1", b""), token)
-        await settled(call, 1)
-        add = rpc_pb2.AuthRoleAddRequest
-        assert await outcome(world, f"{AUTH}/RoleAdd", add(name="thief-1"), token) == LET_IN
-        hashed = base64.b64encode(bcrypt.hashpw(f"{CANARY}-root".encode(), bcrypt.gensalt(4))).decode()
-        world.change(user_change_password=rpc_pb2.AuthUserChangePasswordRequest(name="root", hashedPassword=hashed))
-        world.put(b"a1")
-        world.node.let_go()
-        await settled(call, 2)
-        ended = rpc_pb2.WatchResponse.FromString(call.answers[1]).canceled
-        refused = await outcome(world, f"{AUTH}/RoleAdd", add(name="thief-2"), token)
-        assert (ended, refused) == ((False, LET_IN) if by_another else (True, BAD_TOKEN))
-        assert await outcome(world, f"{AUTH}/RoleAdd", add(name="b"), await token_of(world, "root")) == LET_IN
-
-    main()
+    world = await with_passwords(**signing(tmp_path, "5m"))
+    token = await token_of(world, "root")
+    if by_another:
+        claims = jwt.decode(token, SECRET, algorithms=["HS256"])
+        del claims[PASSWORD]
+        token = jwt.encode(claims, SECRET, algorithm="HS256")
+    call = world.start("etcdserverpb.Watch/Watch", watch(b"a1", b""), token)
+    await settled(call, 1)
+    add = rpc_pb2.AuthRoleAddRequest
+    assert await outcome(world, f"{AUTH}/RoleAdd", add(name="thief-1"), token) == LET_IN
+    hashed = base64.b64encode(bcrypt.hashpw(f"{CANARY}-root".encode(), bcrypt.gensalt(4))).decode()
+    world.change(user_change_password=rpc_pb2.AuthUserChangePasswordRequest(name="root", hashedPassword=hashed))
+    world.put(b"a1")
+    world.node.let_go()
+    await settled(call, 2)
+    ended = rpc_pb2.WatchResponse.FromString(call.answers[1]).canceled
+    refused = await outcome(world, f"{AUTH}/RoleAdd", add(name="thief-2"), token)
+    assert (ended, refused) == ((False, LET_IN) if by_another else (True, BAD_TOKEN))
+    assert await outcome(world, f"{AUTH}/RoleAdd", add(name="b"), await token_of(world, "root")) == LET_IN
 
 
-@on_loop
 async def test_calls_of_deleted_user_end_despite_a_new_namesake(tmp_path: Path) -> None:
     """A signed token knows nothing of it, and both changes may be applied before the calls are looked at."""
     world = signing_world(tmp_path, ttl="5m")
@@ -402,7 +375,6 @@ async def test_calls_of_deleted_user_end_despite_a_new_namesake(tmp_path: Path) 
     assert rpc_pb2.WatchResponse.FromString(again.answers[1]).events
 
 
-@on_loop
 async def test_token_end_is_handled_in_slices(tmp_path: Path) -> None:
     """Tokens end at full seconds, and a client has thousands of streams and watchers with one."""
     world = signing_world(tmp_path, "1h")
@@ -430,32 +402,27 @@ async def test_token_end_is_handled_in_slices(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("by_another", [False, True], ids=["of raftkv", "of etcd"])
-def test_signed_token_of_users_that_are_not_here_waits_for_them(
+async def test_signed_token_of_users_that_are_not_here_waits_for_them(
     tmp_path: Path, by_another: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Refuse it after the restore of an older backup, which has no password to compare with: it was valid there."""
+    world = await with_passwords(**signing(tmp_path, "5m"))
+    add = rpc_pb2.AuthRoleAddRequest
+    expires_at = int(time.time()) + 300
 
-    @on_loop
-    async def main() -> None:
-        world = await with_passwords(**signing(tmp_path, "5m"))
-        add = rpc_pb2.AuthRoleAddRequest
-        expires_at = int(time.time()) + 300
+    def token(ahead: int) -> str:
+        claims = {"username": "root", "revision": world.auth.revision + ahead, "exp": expires_at}
+        password = {} if by_another else {PASSWORD: digest_of(world.auth.users[b"root"].password_hash)}
+        return jwt.encode({**claims, **password}, SECRET, algorithm="HS256")
 
-        def token(ahead: int) -> str:
-            claims = {"username": "root", "revision": world.auth.revision + ahead, "exp": expires_at}
-            password = {} if by_another else {PASSWORD: digest_of(world.auth.users[b"root"].password_hash)}
-            return jwt.encode({**claims, **password}, SECRET, algorithm="HS256")
-
-        monkeypatch.setattr(guard, "AHEAD_MAX_S", 90.0)
-        waiting = asyncio.create_task(outcome(world, f"{AUTH}/RoleAdd", add(name="behind"), token(1)))
-        for _ in range(100):
-            await asyncio.sleep(0)
-        if not by_another:
-            assert not waiting.done()
-            world.change(role_add=add(name="newer"))
-        assert await waiting == LET_IN
-        monkeypatch.setattr(guard, "AHEAD_MAX_S", 0.01)
-        expected = LET_IN if by_another else BAD_TOKEN
-        assert await outcome(world, f"{AUTH}/RoleAdd", add(name="restored"), token(1_000)) == expected
-
-    main()
+    monkeypatch.setattr(guard, "AHEAD_MAX_S", 90.0)
+    waiting = asyncio.create_task(outcome(world, f"{AUTH}/RoleAdd", add(name="behind"), token(1)))
+    for _ in range(100):
+        await asyncio.sleep(0)
+    if not by_another:
+        assert not waiting.done()
+        world.change(role_add=add(name="newer"))
+    assert await waiting == LET_IN
+    monkeypatch.setattr(guard, "AHEAD_MAX_S", 0.01)
+    expected = LET_IN if by_another else BAD_TOKEN
+    assert await outcome(world, f"{AUTH}/RoleAdd", add(name="restored"), token(1_000)) == expected

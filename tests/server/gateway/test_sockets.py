@@ -15,7 +15,6 @@ from raftkv.rpc.server.websocket import WebSocket
 from raftkv.rpc.status import RpcError
 from raftkv.server.gateway.sockets import SocketRequests
 from tests import websocket as ws
-from tests.rpc.loop import on_loop
 from tests.server.gateway.test_streams import World, everything, pieces
 
 KEEP_ALIVES = "/v3/lease/keepalive"
@@ -43,7 +42,6 @@ def leave(socket: WebSocket) -> None:
 
 
 @pytest.mark.parametrize("path", [KEEP_ALIVES, "/v3beta/lease/keepalive"])
-@on_loop
 async def test_each_message_is_one_or_more_requests(path: str) -> None:
     world = World()
     response = await shake(world, path)
@@ -60,7 +58,6 @@ async def test_each_message_is_one_or_more_requests(path: str) -> None:
     assert not world.server.answers.accounts
 
 
-@on_loop
 async def test_requests_that_cannot_be_read_end_there_as_in_a_body() -> None:
     world = World()
     response = await shake(world, KEEP_ALIVES)
@@ -69,14 +66,12 @@ async def test_requests_that_cannot_be_read_end_there_as_in_a_body() -> None:
 
 
 @pytest.mark.parametrize("message", ["x", '{"ID":"x"}'])
-@on_loop
 async def test_a_first_request_that_cannot_be_read_is_the_answer(message: str) -> None:
     response = await shake(World(), KEEP_ALIVES)
     say(socket_of(response), message)
     assert json.loads(await everything(response))["code"] == 2
 
 
-@on_loop
 async def test_a_refused_call_says_so_in_a_message() -> None:
     world = World()
     world.refusal = RpcError(14, "etcdserver: no leader")
@@ -85,13 +80,11 @@ async def test_a_refused_call_says_so_in_a_message() -> None:
     assert json.loads(await everything(response))["error"]["message"] == "etcdserver: no leader"
 
 
-@on_loop
 async def test_idle_client_is_disconnected() -> None:
     response = await shake(World(ServerLimits(http1_idle_timeout_s=0.0)), KEEP_ALIVES)
     assert await everything(response) == b""
 
 
-@on_loop
 async def test_a_client_that_leaves_before_it_asks_leaves_nothing() -> None:
     world = World()
     response = await shake(world, KEEP_ALIVES)
@@ -129,7 +122,6 @@ async def test_a_client_that_leaves_before_it_asks_leaves_nothing() -> None:
         "metadata",
     ],
 )
-@on_loop
 async def test_the_token_of_a_handshake_is_that_of_the_call(
     fields: tuple[tuple[str, str], ...], token: bytes | None, protocol: str | None
 ) -> None:
@@ -149,17 +141,14 @@ async def test_the_token_of_a_handshake_is_that_of_the_call(
     ("path", "status"),
     [("/v3/watch", 101), ("/v3/maintenance/snapshot", 405), ("/v3/nothing", 404)],
 )
-@on_loop
 async def test_only_paths_whose_client_streams_become_websockets(path: str, status: int) -> None:
     assert (await shake(World(), path)).status == status
 
 
-@on_loop
 async def test_over_http2_there_are_no_websockets() -> None:
     assert (await shake(World(), KEEP_ALIVES, can_switch=False)).status == 400
 
 
-@on_loop
 async def test_thousands_of_requests_leave_turns_to_others() -> None:
     count, turns = 3000, 0
     socket = WebSocket(1 << 20)

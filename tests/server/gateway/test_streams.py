@@ -20,7 +20,7 @@ from raftkv.rpc.server.stream import ListenedCall, StreamCall
 from raftkv.rpc.status import RpcError
 from raftkv.server.gateway.encoder import encode
 from raftkv.server.gateway.handler import Gateway
-from tests.rpc.loop import on_loop, until
+from tests.rpc.loop import until
 
 WATCH = "/etcdserverpb.Watch/Watch"
 KEEP_ALIVE = "/etcdserverpb.Lease/LeaseKeepAlive"
@@ -114,7 +114,6 @@ async def everything(response: HttpResponse) -> bytes:
     return b"".join([piece async for piece in pieces(response)])
 
 
-@on_loop
 async def test_requests_are_the_objects_of_the_body_and_answers_are_lines() -> None:
     world = World()
     response = await world.ask("/v3/lease/keepalive", b'{"ID":1} {"ID":"2"}\n[]{"ID":3}')
@@ -126,7 +125,6 @@ async def test_requests_are_the_objects_of_the_body_and_answers_are_lines() -> N
     assert world.ended == ["released"]
 
 
-@on_loop
 async def test_a_call_may_be_refused_as_it_begins() -> None:
     world = World()
     world.refusal = RpcError(14, "etcdserver: no leader")
@@ -137,20 +135,17 @@ async def test_a_call_may_be_refused_as_it_begins() -> None:
 
 
 @pytest.mark.parametrize(("body", "status"), [(b"x", 500), (b'{"ID":"x"}', 500)])
-@on_loop
 async def test_a_first_request_that_cannot_be_read_is_an_error(body: bytes, status: int) -> None:
     response = await World().ask("/v3/lease/keepalive", body)
     assert (response.status, code_of(response)) == (status, 2)
 
 
-@on_loop
 async def test_no_request_ends_a_call_that_waits_for_some() -> None:
     response = await World().ask("/v3/lease/keepalive", b"")
     assert response.headers == (("content-type", "application/json"),)
     assert await everything(response) == b""
 
 
-@on_loop
 async def test_each_message_is_a_separate_chunk() -> None:
     """A client that takes each chunk of HTTP/1.1 for a line, as etcd3gw does, finds one line in it."""
     response = await World().ask("/v3/watch", b'{"create_request":{"key":"ZnJhbWVz"}}')
@@ -160,7 +155,6 @@ async def test_each_message_is_a_separate_chunk() -> None:
 
 
 @pytest.mark.parametrize("size_bytes", [40_000, 3_000_000])
-@on_loop
 async def test_a_large_message_is_one_piece(size_bytes: int) -> None:
     body = b'{"create_request":{"key":"%s"}}' % base64.b64encode(b"large%d" % size_bytes)
     response = await World().ask("/v3/watch", body)
@@ -171,7 +165,6 @@ async def test_a_large_message_is_one_piece(size_bytes: int) -> None:
     await close_body(response.body)
 
 
-@on_loop
 async def test_an_error_is_the_last_line() -> None:
     response = await World().ask("/v3/watch", b'{"create_request":{"key":"bGF0ZQ=="}}')
     assert await everything(response) == (
@@ -180,7 +173,6 @@ async def test_an_error_is_the_last_line() -> None:
     )
 
 
-@on_loop
 async def test_an_error_before_all_messages_is_the_status_too() -> None:
     world = World()
 
@@ -195,7 +187,6 @@ async def test_an_error_before_all_messages_is_the_status_too() -> None:
     assert b'"grpc_code":7' in await everything(response)
 
 
-@on_loop
 async def test_a_stream_that_says_nothing_ends_at_its_timeout() -> None:
     world = World()
     response = await world.ask("/v3/watch", b"{}", grpc_timeout="5m")
@@ -203,7 +194,6 @@ async def test_a_stream_that_says_nothing_ends_at_its_timeout() -> None:
     assert not world.server.answers.accounts
 
 
-@on_loop
 async def test_a_client_that_leaves_ends_the_call() -> None:
     world = World()
     response = await world.ask("/v3/watch", b'{"create_request":{"key":"ZnJhbWVz"}}')
@@ -214,7 +204,6 @@ async def test_a_client_that_leaves_ends_the_call() -> None:
     assert world.server.answers.used_bytes == 0
 
 
-@on_loop
 async def test_a_client_that_leaves_before_the_first_message_ends_the_call() -> None:
     world = World()
     task = asyncio.create_task(world.ask("/v3/watch", b"{}"))
@@ -225,7 +214,6 @@ async def test_a_client_that_leaves_before_the_first_message_ends_the_call() -> 
     await until(lambda: world.ended == ["cancelled"])
 
 
-@on_loop
 async def test_a_client_that_does_not_read_stops_its_handler_alone() -> None:
     world = World(ServerLimits(stream_send_buffer_bytes=300_000))
     response = await world.ask("/v3/maintenance/snapshot", b"")
@@ -247,7 +235,6 @@ def kv(number: int, size_bytes: int) -> kv_pb2.KeyValue:
     return kv_pb2.KeyValue(key=b"k%d" % number, value=b"v" * size_bytes, version=number)
 
 
-@on_loop
 async def test_large_answers_are_the_same_as_small_ones_and_come_in_chunks() -> None:
     answers: dict[bytes, Any] = {
         b"kvs": rpc_pb2.RangeResponse(kvs=[kv(n, 50) for n in range(3000)], more=True, count=2**40),
@@ -272,7 +259,6 @@ async def test_large_answers_are_the_same_as_small_ones_and_come_in_chunks() -> 
         assert not world.server.answers.accounts
 
 
-@on_loop
 async def test_large_answers_of_a_txn_are_walked_to_the_bottom() -> None:
     read = {"response_range": {"header": {"revision": 3}, "kvs": [kv(n, 100) for n in range(1000)], "count": 1}}
     answer = rpc_pb2.TxnResponse(succeeded=True, responses=[read, {"response_put": {}}, read])
@@ -283,7 +269,6 @@ async def test_large_answers_of_a_txn_are_walked_to_the_bottom() -> None:
     assert (await everything(await world.ask("/v3/kv/txn", b"{}"))).decode() == encode(answer)
 
 
-@on_loop
 async def test_unread_stream_is_closed_when_memory_is_needed() -> None:
     world = World()
     answer = rpc_pb2.RangeResponse(kvs=[kv(n, 1000) for n in range(1000)]).SerializeToString()
@@ -302,7 +287,6 @@ async def test_unread_stream_is_closed_when_memory_is_needed() -> None:
     assert b'{"error":{"grpc_code":8' in await everything(stream)
 
 
-@on_loop
 async def test_a_call_that_waits_ends_when_its_account_does() -> None:
     world = World()
     world.server.unary(RANGE, lambda call, _: None)

@@ -19,7 +19,7 @@ from raftkv.rpc.server.router import Kind
 from raftkv.rpc.server.server import Server
 from raftkv.rpc.status import RpcError
 from raftkv.server.gateway.handler import Gateway
-from tests.rpc.loop import on_loop, until
+from tests.rpc.loop import until
 
 RANGE = "/etcdserverpb.KV/Range"
 PUT = "/etcdserverpb.KV/Put"
@@ -80,7 +80,6 @@ class World:
         return await self.gateway.handle(HttpRequest(method, target, fields, body, certificate={"subject": ()}))
 
 
-@on_loop
 async def test_answers_come_from_the_handler_of_grpc_within_what_is_around_it() -> None:
     world = World()
     response = await world.ask("/v3/kv/range", b'{"key":"Zm9v"}')
@@ -93,13 +92,11 @@ async def test_answers_come_from_the_handler_of_grpc_within_what_is_around_it() 
     assert not world.server.answers.accounts, "nothing is left"
 
 
-@on_loop
 async def test_an_answer_in_pieces_is_one_message() -> None:
     response = await World().ask("/v3/kv/range", b'{"key":"cGllY2Vz"}')
     assert await body_of(response) == b'{"kvs":[{"key":"YQ=="},{"key":"YQ=="}]}'
 
 
-@on_loop
 async def test_request_log_learns_that_a_request_became_a_call() -> None:
     world = World()
     for body, is_call in (
@@ -112,7 +109,6 @@ async def test_request_log_learns_that_a_request_became_a_call() -> None:
     assert (await world.ask("/v3/kv/put", grpc_timeout="5m")).is_call
 
 
-@on_loop
 async def test_errors_have_etcds_status_and_body() -> None:
     world = World()
     response = await world.ask("/v3/kv/range", b'{"key":"YmFk"}')
@@ -126,7 +122,6 @@ async def test_errors_have_etcds_status_and_body() -> None:
     )
 
 
-@on_loop
 async def test_messages_nested_too_deep_are_refused() -> None:
     world = World()
     world.server.unary("/etcdserverpb.KV/Txn", world._put)
@@ -136,7 +131,6 @@ async def test_messages_nested_too_deep_are_refused() -> None:
     assert (response.status, b"nested" in bytes(response.body)) == (400, True)
 
 
-@on_loop
 async def test_a_fault_of_a_handler_is_not_told(caplog: pytest.LogCaptureFixture) -> None:
     response = await World().ask("/v3/kv/range", b'{"key":"YnVn"}')
     assert (response.status, response.body) == (
@@ -145,7 +139,6 @@ async def test_a_fault_of_a_handler_is_not_told(caplog: pytest.LogCaptureFixture
     )
 
 
-@on_loop
 async def test_paths_and_methods() -> None:
     world = World()
     assert (await world.ask("/v3beta/kv/range")).status == 200
@@ -165,7 +158,6 @@ async def test_paths_and_methods() -> None:
         assert (response.status, response.headers) == (301, (("location", target),))
 
 
-@on_loop
 async def test_the_document_of_the_paths_is_served() -> None:
     world = World()
     response = await world.ask("/v3/openapi.json", b"", "GET")
@@ -173,7 +165,6 @@ async def test_the_document_of_the_paths_is_served() -> None:
     assert (await world.ask("/v3/openapi.json")).status == 404
 
 
-@on_loop
 async def test_binary_metadata_is_looked_at() -> None:
     world = World()
     response = await world.ask("/v3/kv/range", grpc_metadata_a_bin="%%%")
@@ -183,7 +174,6 @@ async def test_binary_metadata_is_looked_at() -> None:
     assert world.calls[0].metadata["a-bin"] == b"a"
 
 
-@on_loop
 async def test_forwarded_parts_of_the_request() -> None:
     world = World()
     await world.ask("/v3/kv/range", authorization="secret", grpc_metadata_hasleader="true", user_agent="curl")
@@ -194,7 +184,6 @@ async def test_forwarded_parts_of_the_request() -> None:
     )
 
 
-@on_loop
 async def test_an_unanswered_call_ends_at_its_timeout() -> None:
     world = World()
     response = await world.ask("/v3/kv/put", grpc_timeout="5m")
@@ -202,7 +191,6 @@ async def test_an_unanswered_call_ends_at_its_timeout() -> None:
     assert b"context deadline exceeded" in bytes(response.body)
 
 
-@on_loop
 async def test_timeouts_are_read_as_go_reads_them() -> None:
     world = World()
     for wrong in ("5x", "5", "S", "5 S", "0x5S", "1_0S", "5.0S", "9223372036854775808S", "1" * 10_000 + "S"):
@@ -225,7 +213,6 @@ def _nested(depth: int) -> bytes:
     return json.dumps(txn).encode()
 
 
-@on_loop
 async def test_messages_are_nested_as_deep_as_they_and_their_answers_can_be_read() -> None:
     """Parsers of messages stop at 100; a txn just below was done, and its answer could not be written."""
     world = World()
@@ -254,7 +241,6 @@ async def test_messages_are_nested_as_deep_as_they_and_their_answers_can_be_read
     rpc_pb2.TxnResponse.FromString(answer.SerializeToString())
 
 
-@on_loop
 async def test_a_client_that_leaves_cancels_its_call() -> None:
     world = World()
     task = asyncio.create_task(world.ask("/v3/kv/put"))
@@ -270,7 +256,6 @@ async def test_a_client_that_leaves_cancels_its_call() -> None:
     assert not world.server.answers.accounts
 
 
-@on_loop
 @pytest.mark.parametrize("is_read", [False, True])
 async def test_a_large_answer_is_freed_in_steps(is_read: bool) -> None:
     # All of it was kept until its end, and freed then in one turn: 0.1 s for 512 MiB.
@@ -294,7 +279,6 @@ async def test_a_large_answer_is_freed_in_steps(is_read: bool) -> None:
     assert max(before - after for before, after in pairwise(left)) <= 4
 
 
-@on_loop
 async def test_calls_that_wait_are_counted_and_give_way_to_others() -> None:
     """Count what is kept of a request: thousands of clients may wait for locks with long names."""
 

@@ -18,7 +18,6 @@ from raftkv.pb import rpc_pb2
 from raftkv.pb.services import SERVICES
 from raftkv.server.gateway.decoder import JsonError, Reader, Requests
 from raftkv.server.gateway.exchange import Chunks
-from tests.rpc.loop import on_loop
 
 BODY_BYTES = 2 * 1024 * 1024
 KEPT_MAX_BYTES = 10 * BODY_BYTES
@@ -91,7 +90,6 @@ def test_no_line_is_run_for_each_character_of_a_text(text: str) -> None:
     assert lines_run(2000) - lines_run(1000) < 1000 / 20, "one for tens"
 
 
-@on_loop
 async def test_a_turn_reads_few_of_the_bodies_that_came_together() -> None:
     slices = Slices()
     body = b'{"key":"YQ==","value":"%b"}' % (b"QUFB" * (BODY_BYTES // 4 - 100))
@@ -112,7 +110,6 @@ async def test_a_turn_reads_few_of_the_bodies_that_came_together() -> None:
     assert max(done_in.count(turn) for turn in set(done_in)) <= 10
 
 
-@on_loop
 @pytest.mark.parametrize("kind", ["body", "answer"])
 async def test_flood_of_one_client_delays_no_other_and_not_the_member(kind: str) -> None:
     slices, served = Slices(), list[str | bytes]()

@@ -130,19 +130,16 @@ def _spin() -> None:
     sum(range(20_000))
 
 
-def test_single_profile_ends_with_its_caller() -> None:
-    async def story() -> None:
-        debug = service()
-        first = asyncio.ensure_future(ask(debug, "/debug/pprof/profile?seconds=60"))
-        await asyncio.sleep(0)
-        for name in ("profile", "goroutine"):
-            assert (await ask(debug, f"/debug/pprof/{name}")).status == 503
-        first.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await first
-        assert (await ask(debug, "/debug/pprof/goroutine")).status == 200
-
-    asyncio.run(asyncio.wait_for(story(), 90))
+async def test_single_profile_ends_with_its_caller() -> None:
+    debug = service()
+    first = asyncio.ensure_future(ask(debug, "/debug/pprof/profile?seconds=60"))
+    await asyncio.sleep(0)
+    for name in ("profile", "goroutine"):
+        assert (await ask(debug, f"/debug/pprof/{name}")).status == 503
+    first.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await first
+    assert (await ask(debug, "/debug/pprof/goroutine")).status == 200
 
 
 def test_nothing_is_left_of_a_profile() -> None:
@@ -192,46 +189,39 @@ def test_the_heap_where_it_is_traced() -> None:
     assert "kept = [bytes(100_000)" in largest
 
 
-def test_only_root_may_profile_under_auth() -> None:
-    async def story() -> None:
-        world = World()
-        debug = service(world.users)
-        assert (await ask(debug, "/debug/vars")).status == 200
-        world.user("alice", ("READ", b"a", b"b"))
-        world.enable()
-        for path in ("/debug/vars", "/debug/identities", "/debug/pprof/goroutine"):
-            assert (await ask(debug, path)).status == 403
-            assert (await ask(debug, path, token="nonsense")).status == 401
-            answer = await ask(debug, path, token=world.token("alice"))
-            assert (answer.status, answer.body) == (403, f"{errors.PermissionDeniedError.text}\n".encode())
-            answer = await ask(debug, path, token=f"Bearer {world.token('root')}")
-            assert (answer.status, answer.user) == (200, b"root")
-
-    asyncio.run(story())
+async def test_only_root_may_profile_under_auth() -> None:
+    world = World()
+    debug = service(world.users)
+    assert (await ask(debug, "/debug/vars")).status == 200
+    world.user("alice", ("READ", b"a", b"b"))
+    world.enable()
+    for path in ("/debug/vars", "/debug/identities", "/debug/pprof/goroutine"):
+        assert (await ask(debug, path)).status == 403
+        assert (await ask(debug, path, token="nonsense")).status == 401
+        answer = await ask(debug, path, token=world.token("alice"))
+        assert (answer.status, answer.body) == (403, f"{errors.PermissionDeniedError.text}\n".encode())
+        answer = await ask(debug, path, token=f"Bearer {world.token('root')}")
+        assert (answer.status, answer.user) == (200, b"root")
 
 
-def test_proxy_certificate_is_not_a_user() -> None:
+async def test_proxy_certificate_is_not_a_user() -> None:
     """A proxy that is named like root passes on what callers without a token ask (CVE-2018-16886)."""
-
-    async def story() -> None:
-        world = World()
-        world.user("root", role="root")
-        world.user("alice")
-        world.enable()
-        debug, by_root = service(users=world.users), {"subject": ((("commonName", "root"),),)}
-        for path in ("/debug/vars", "/debug/identities", "/debug/pprof/cmdline"):
-            answer = await debug.handle(HttpRequest("GET", path, certificate=by_root))
-            assert (answer.status, answer.body) == (403, f"{errors.UserEmptyError.text}\n".encode())
-            for name, status in (("alice", 403), ("root", 200)):
-                headers = (("authorization", world.token(name)),)
-                answer = await debug.handle(HttpRequest("GET", path, headers, certificate=by_root))
-                assert answer.status == status
-        request = HttpRequest("GET", "/ui/", certificate=by_root)
-        for check in (world.users.check_user, world.users.check_root):
-            with pytest.raises(errors.UserEmptyError):
-                check(request)
-
-    asyncio.run(story())
+    world = World()
+    world.user("root", role="root")
+    world.user("alice")
+    world.enable()
+    debug, by_root = service(users=world.users), {"subject": ((("commonName", "root"),),)}
+    for path in ("/debug/vars", "/debug/identities", "/debug/pprof/cmdline"):
+        answer = await debug.handle(HttpRequest("GET", path, certificate=by_root))
+        assert (answer.status, answer.body) == (403, f"{errors.UserEmptyError.text}\n".encode())
+        for name, status in (("alice", 403), ("root", 200)):
+            headers = (("authorization", world.token(name)),)
+            answer = await debug.handle(HttpRequest("GET", path, headers, certificate=by_root))
+            assert answer.status == status
+    request = HttpRequest("GET", "/ui/", certificate=by_root)
+    for check in (world.users.check_user, world.users.check_root):
+        with pytest.raises(errors.UserEmptyError):
+            check(request)
 
 
 def test_profile_is_withheld_when_caller_lost_root() -> None:

@@ -112,7 +112,7 @@ def test_refusal_of_the_leader_is_passed_on_at_once(refusal: errors.StatusError)
     assert channel.asked == 1
 
 
-def test_a_follower_passes_the_caller_on_and_other_changes_have_it_in_the_log() -> None:
+async def test_a_follower_passes_the_caller_on_and_other_changes_have_it_in_the_log() -> None:
     root = Caller(b"root", 3)
     channel, logged = Channel(), list[raft_pb2.MembershipChange]()
 
@@ -120,15 +120,12 @@ def test_a_follower_passes_the_caller_on_and_other_changes_have_it_in_the_log() 
         logged.append(record)
         return Outcome(0)
 
-    async def act() -> None:
-        changes = _follower(channel, change_members)
-        await changes.promote(9, root)
-        await changes.add(rpc_pb2.Member(ID=5), root)
-        await changes.remove(5, root)
-        await changes.update(5, ("http://m:1",), root)
-        await changes.update(5, ("http://m:1",), None)
-
-    asyncio.run(act())
+    changes = _follower(channel, change_members)
+    await changes.promote(9, root)
+    await changes.add(rpc_pb2.Member(ID=5), root)
+    await changes.remove(5, root)
+    await changes.update(5, ("http://m:1",), root)
+    await changes.update(5, ("http://m:1",), None)
     assert forwarded_caller({**channel.metadata}) == root
     callers = [record.caller if record.HasField("caller") else None for record in logged]
     assert callers == [*[raft_pb2.Caller(user=b"root", auth_revision=3)] * 3, None]
@@ -191,30 +188,23 @@ def _refusal(error: errors.StatusError) -> RpcError:
     return RpcError(error.code, str(error))
 
 
-def test_a_leader_that_says_nothing_is_left_for_the_next() -> None:
-    async def scenario() -> None:
-        channels = Channels(None, rpc_pb2.MemberPromoteResponse(members=[rpc_pb2.Member(ID=9)]))
-        changes = _follower(cast(Any, channels))
-        promoting = asyncio.ensure_future(changes.promote(9, None))
-        await channels.asked.wait()
-        await cast(Any, changes)._node.lead(3)
-        assert [member.ID for member in await promoting] == [9]
-
-    asyncio.run(scenario())
+async def test_a_leader_that_says_nothing_is_left_for_the_next() -> None:
+    channels = Channels(None, rpc_pb2.MemberPromoteResponse(members=[rpc_pb2.Member(ID=9)]))
+    changes = _follower(cast(Any, channels))
+    promoting = asyncio.ensure_future(changes.promote(9, None))
+    await channels.asked.wait()
+    await cast(Any, changes)._node.lead(3)
+    assert [member.ID for member in await promoting] == [9]
 
 
 @pytest.mark.parametrize(("lost", "is_told"), [(True, False), (False, True)])
-def test_change_whose_answer_was_lost_succeeds_when_repeated(lost: bool, is_told: bool) -> None:
+async def test_change_whose_answer_was_lost_succeeds_when_repeated(lost: bool, is_told: bool) -> None:
     """The next attempt was told that there is no such learner, and so was the client."""
-
-    async def scenario() -> None:
-        broken = RpcError(errors.UNAVAILABLE, "the connection is gone", definite=not lost)
-        changes = _follower(cast(Any, Channels(broken, _refusal(errors.MemberNotLearnerError()))))
-        changes._membership.bootstrap([rpc_pb2.Member(ID=9, name="m9")])
-        if is_told:
-            with pytest.raises(errors.MemberNotLearnerError):
-                await changes.promote(9, None)
-        else:
-            assert [member.ID for member in await changes.promote(9, None)] == [9]
-
-    asyncio.run(scenario())
+    broken = RpcError(errors.UNAVAILABLE, "the connection is gone", definite=not lost)
+    changes = _follower(cast(Any, Channels(broken, _refusal(errors.MemberNotLearnerError()))))
+    changes._membership.bootstrap([rpc_pb2.Member(ID=9, name="m9")])
+    if is_told:
+        with pytest.raises(errors.MemberNotLearnerError):
+            await changes.promote(9, None)
+    else:
+        assert [member.ID for member in await changes.promote(9, None)] == [9]

@@ -108,31 +108,27 @@ def test_forwarded_change_waits_for_its_turn() -> None:
     play(scenario)
 
 
-def test_expired_forwarded_change_is_dropped() -> None:
+async def test_expired_forwarded_change_is_dropped() -> None:
     """Drop what its caller was told has failed: it was kept while the leader had no quorum, and took effect after."""
-
-    async def run() -> None:
-        loop, passed_s = asyncio.get_running_loop(), [0.0]
-        clock = loop.time
-        vars(loop).update(time=lambda: clock() + passed_s[0])
-        world = await leader()
-        first, world.disk.held = Caller(), []
-        world.node.submit_change(add(5), first)
+    loop, passed_s = asyncio.get_running_loop(), [0.0]
+    clock = loop.time
+    vars(loop).update(time=lambda: clock() + passed_s[0])
+    world = await leader()
+    first, world.disk.held = Caller(), []
+    world.node.submit_change(add(5), first)
+    await world.turns()
+    for member, more_s in ((6, SETTINGS.request_timeout_s - 1), (7, 2.0)):
+        change = conf_change_of(add(member))
+        entry = Entry(0, 0, confchange.encode(change), confchange.entry_type(change))
+        world.node.receive([Message(MessageType.PROPOSE, to=ME, from_=5, entries=[entry])])
         await world.turns()
-        for member, more_s in ((6, SETTINGS.request_timeout_s - 1), (7, 2.0)):
-            change = conf_change_of(add(member))
-            entry = Entry(0, 0, confchange.encode(change), confchange.entry_type(change))
-            world.node.receive([Message(MessageType.PROPOSE, to=ME, from_=5, entries=[entry])])
-            await world.turns()
-            passed_s[0] += more_s
-        held, world.disk.held, world.disk.outstanding = world.disk.held, None, 0
-        held[0].done()
-        await world.turns()
-        assert world.node.conf_state.learners == (5, 7)
-        world.node.stop()
-        assert world.failures == []
-
-    asyncio.run(run())
+        passed_s[0] += more_s
+    held, world.disk.held, world.disk.outstanding = world.disk.held, None, 0
+    held[0].done()
+    await world.turns()
+    assert world.node.conf_state.learners == (5, 7)
+    world.node.stop()
+    assert world.failures == []
 
 
 @pytest.mark.parametrize("kind", list(ConfChangeType))
@@ -152,19 +148,15 @@ def test_forwarded_change_of_voters_alone_is_dropped(kind: ConfChangeType) -> No
 
 
 @pytest.mark.parametrize("data", [b"\xff", b"\x01\x00\x00\x01", b"\x01\x00\x00\x00garbage"])
-def test_garbage_in_the_log_changes_nothing_and_stops_no_member(data: bytes) -> None:
+async def test_garbage_in_the_log_changes_nothing_and_stops_no_member(data: bytes) -> None:
     """A member that follows: a leader's own check would not let such an entry in."""
-
-    async def scenario() -> None:
-        world = World()
-        entry = Entry(1, 1, data, EntryType.CONF_CHANGE)
-        world.node.receive([Message(MessageType.APPEND, to=ME, from_=2, term=1, entries=[entry], commit=1)])
-        await world.turns()
-        assert world.failures == []
-        assert (world.node.applied, world.node.conf_state) == (1, ConfState(voters=(1, 2, 3)))
-        world.node.stop()
-
-    asyncio.run(scenario())
+    world = World()
+    entry = Entry(1, 1, data, EntryType.CONF_CHANGE)
+    world.node.receive([Message(MessageType.APPEND, to=ME, from_=2, term=1, entries=[entry], commit=1)])
+    await world.turns()
+    assert world.failures == []
+    assert (world.node.applied, world.node.conf_state) == (1, ConfState(voters=(1, 2, 3)))
+    world.node.stop()
 
 
 def test_an_empty_member_is_sent_the_database_once_a_member_is_no_founder() -> None:
@@ -184,18 +176,15 @@ def test_an_empty_member_is_sent_the_database_once_a_member_is_no_founder() -> N
     play(scenario)
 
 
-def test_waits_end_and_too_many_are_refused() -> None:
-    async def scenario() -> None:
-        world = World()  # a follower without a leader
-        callers = [Caller() for _ in range(conf_changes.WAITING_MAX)]
-        for number, caller in enumerate(callers):
-            world.node.submit_change(add(10 + number), caller)
-        with pytest.raises(errors.TooManyRequestsError):
-            world.node.submit_change(add(9), Caller())
-        world.node.stop()
-        assert {type(caller.outcome) for caller in callers} == {errors.StoppedError}
-
-    asyncio.run(scenario())
+async def test_waits_end_and_too_many_are_refused() -> None:
+    world = World()  # a follower without a leader
+    callers = [Caller() for _ in range(conf_changes.WAITING_MAX)]
+    for number, caller in enumerate(callers):
+        world.node.submit_change(add(10 + number), caller)
+    with pytest.raises(errors.TooManyRequestsError):
+        world.node.submit_change(add(9), Caller())
+    world.node.stop()
+    assert {type(caller.outcome) for caller in callers} == {errors.StoppedError}
 
 
 def test_an_added_member_is_told_apart_after_a_restart() -> None:
@@ -284,17 +273,14 @@ def test_a_change_is_passed_on_again_once_there_is_another_connection_to_the_lea
     follow(scenario)
 
 
-def test_change_is_not_forwarded_without_connection_to_leader() -> None:
-    async def scenario() -> None:
-        world = World()
-        world.sender.since = world.sender.backlog = None
-        world.node.submit_change(add(5), Caller())
-        assert not await passed_on(world, world.heartbeat(leader=2))
-        world.sender.since = world.sender.backlog = 0
-        assert len(await passed_on(world, world.heartbeat(leader=2))) == 1
-        world.node.stop()
-
-    asyncio.run(scenario())
+async def test_change_is_not_forwarded_without_connection_to_leader() -> None:
+    world = World()
+    world.sender.since = world.sender.backlog = None
+    world.node.submit_change(add(5), Caller())
+    assert not await passed_on(world, world.heartbeat(leader=2))
+    world.sender.since = world.sender.backlog = 0
+    assert len(await passed_on(world, world.heartbeat(leader=2))) == 1
+    world.node.stop()
 
 
 def test_a_change_that_the_leader_before_had_in_its_log_is_not_passed_on_again() -> None:

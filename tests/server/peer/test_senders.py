@@ -18,7 +18,7 @@ from raftkv.rpc.client.stream import ClientStream
 from raftkv.rpc.status import Code
 from raftkv.server.peer import service as service_module
 from raftkv.server.peer.transport import RAFT_PATH, peer_metadata
-from tests.rpc.loop import failure, on_loop, until
+from tests.rpc.loop import failure, until
 from tests.server.peer.test_members_at_run_time import ASKED, ASKED_BY_MEMBERS, CLUSTER, OTHER, OWN, Receiver
 
 THIRD = 3
@@ -52,7 +52,6 @@ def _batch(*messages: Message) -> bytes:
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
-@on_loop
 async def test_a_message_in_another_name_or_without_its_database_ends_the_stream(
     caplog: pytest.LogCaptureFixture, forged: Message, text: str
 ) -> None:
@@ -69,7 +68,6 @@ async def test_a_message_in_another_name_or_without_its_database_ends_the_stream
     await receiver.server.close(0.0)
 
 
-@on_loop
 async def test_forwarded_messages_are_taken() -> None:
     receiver = Receiver()
     channel, stream = await _stream(receiver)
@@ -81,7 +79,6 @@ async def test_forwarded_messages_are_taken() -> None:
     await receiver.server.close(0.0)
 
 
-@on_loop
 async def test_two_processes_of_one_member_are_logged(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -111,7 +108,6 @@ async def test_two_processes_of_one_member_are_logged(
 STRANGER = 77
 
 
-@on_loop
 async def test_an_unknown_peer_passes_nothing_on() -> None:
     """Let an unknown peer lead and vote, as it may be a new member, and cause no entries."""
     receiver = Receiver()
@@ -131,7 +127,6 @@ async def test_an_unknown_peer_passes_nothing_on() -> None:
     await receiver.server.close(0.0)
 
 
-@on_loop
 async def test_unknown_peer_may_only_make_catch_up_calls() -> None:
     receiver = Receiver()
     channel = Channel((await receiver.listen()).removeprefix("http://"))
@@ -148,7 +143,6 @@ async def test_unknown_peer_may_only_make_catch_up_calls() -> None:
     await receiver.server.close(0.0)
 
 
-@on_loop
 async def test_memory_of_unknown_peers_is_bounded() -> None:
     """On a port without TLS any caller may claim to be a member that is not known here yet."""
     receiver = Receiver()

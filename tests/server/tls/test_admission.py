@@ -19,7 +19,7 @@ from raftkv.server.peer.transport import RAFT_PATH, peer_metadata
 from raftkv.server.tls.context import Rules, client_context
 from raftkv.server.tls.identity import Names, names_in, names_of
 from raftkv.server.tls.issue import Authority, self_signed
-from tests.rpc.loop import failure, on_loop, until
+from tests.rpc.loop import failure, until
 from tests.server.peer.test_members_at_run_time import CLUSTER, OTHER, OWN, Receiver
 from tests.server.tls.room import QUICK, WHO, Room, asked, serving
 
@@ -36,7 +36,6 @@ async def _refused(room: Room, caller: Any, serving_with: Any, reason: str) -> N
         assert reason in key, key
 
 
-@on_loop
 async def test_an_authority_alone_requires_certificates(room: Room) -> None:
     room.issue("server")
     room.issue("alice", hosts=(), is_server=False)
@@ -45,7 +44,6 @@ async def test_an_authority_alone_requires_certificates(room: Room) -> None:
     await _refused(room, room.security().dialing, room.security("server"), "the client showed no certificate")
 
 
-@on_loop
 async def test_only_the_configured_authority_counts(room: Room) -> None:
     room.issue("server")
     room.issue("stranger", by="other")
@@ -58,7 +56,6 @@ async def test_only_the_configured_authority_counts(room: Room) -> None:
         assert security.failed.count
 
 
-@on_loop
 async def test_certificates_that_sign_themselves_or_are_over_do_not_count(room: Room) -> None:
     room.issue("server")
     room.write("own", self_signed(["127.0.0.1"], days=3))
@@ -68,7 +65,6 @@ async def test_certificates_that_sign_themselves_or_are_over_do_not_count(room: 
     await _refused(room, room.security("old").dialing, room.security("server"), "certificate has expired")
 
 
-@on_loop
 async def test_without_an_authority_no_client_has_a_name(room: Room) -> None:
     """Neither a client that shows a certificate unasked, nor its authority."""
     room.issue("server")
@@ -80,7 +76,6 @@ async def test_without_an_authority_no_client_has_a_name(room: Room) -> None:
         assert served.certificates == [None] * 3
 
 
-@on_loop
 async def test_optional_certificate_gives_no_name(room: Room) -> None:
     """A context that asks and does not insist (which raftkv never makes) gives no name either."""
     room.issue("server")
@@ -101,7 +96,6 @@ def test_subject_without_single_common_name_has_none() -> None:
 @pytest.mark.parametrize(
     ("hosts", "common_name"), [(["10.9.9.9"], "127.0.0.1"), (["example.org"], "127.0.0.1"), ([], "127.0.0.1")]
 )
-@on_loop
 async def test_server_certificate_must_match_requested_host(room: Room, hosts: list[str], common_name: str) -> None:
     """And a common name is none, as in Go."""
     room.issue("server", hosts, common_name=common_name)
@@ -110,7 +104,6 @@ async def test_server_certificate_must_match_requested_host(room: Room, hosts: l
         assert "certificate verify failed: IP address mismatch" in error.text
 
 
-@on_loop
 async def test_common_name_is_not_a_host_name(room: Room) -> None:
     room.issue("server", [], common_name="localhost")
     async with serving(room.security("server")) as served:
@@ -134,7 +127,6 @@ async def test_common_name_is_not_a_host_name(room: Room) -> None:
         ([], ["a.example"], False),
     ],
 )
-@on_loop
 async def test_a_peer_has_the_name_of_a_member_or_of_its_address(
     room: Room, cert_hosts: list[str], members: list[str], fits: bool
 ) -> None:
@@ -150,7 +142,6 @@ async def test_a_peer_has_the_name_of_a_member_or_of_its_address(
         assert await asked(served.target, room.security("peer").dialing) == "peer"
 
 
-@on_loop
 async def test_allowed_names(room: Room) -> None:
     room.issue("server")
     room.issue("peer", ["127.0.0.1", "a.example"])
@@ -165,7 +156,6 @@ async def test_allowed_names(room: Room) -> None:
         assert "common name 'server' is not an allowed one" in error.text
 
 
-@on_loop
 async def test_versions_count_both_ways(room: Room) -> None:
     room.issue("server")
     old, new = Rules(max_version="TLS1.2"), Rules(min_version="TLS1.3")
@@ -178,7 +168,6 @@ async def test_versions_count_both_ways(room: Room) -> None:
         assert await asked(served.target, room.security("server", rules=old).dialing) == "server"
 
 
-@on_loop
 async def test_an_authority_in_the_middle_may_be_the_trusted_one(room: Room) -> None:
     """What is in the file of authorities is one, as in Go."""
     root = room.authority("root").pair
@@ -222,7 +211,6 @@ def test_names_in_a_file_are_those_that_its_member_answers_to(room: Room) -> Non
         assert own_names(ServerConfig(client_tls=TLSFiles(unusable, unusable))) == own_names(ServerConfig())
 
 
-@on_loop
 async def test_the_client_library_checks_names_too(room: Room) -> None:
     """A context of Python's own default, as users make them."""
     room.issue("server", ["10.9.9.9"], common_name="127.0.0.1")
@@ -245,7 +233,6 @@ async def test_the_client_library_checks_names_too(room: Room) -> None:
         (["127.0.0.1", "b.example"], "it says to be 1 and has the certificate of 2"),
     ],
 )
-@on_loop
 async def test_a_member_does_not_speak_for_another_with_its_own_certificate(
     room: Room, cert_hosts: list[str], text: str
 ) -> None:

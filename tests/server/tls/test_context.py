@@ -18,7 +18,6 @@ from raftkv.server.tls.certificates import WARNING_S, is_open_to_others, warn
 from raftkv.server.tls.context import Rules, openssl_names, server_context
 from raftkv.server.tls.issue import with_self_signed
 from raftkv.server.tls.ports import INTERVAL_S, REMEMBERED_MAX, FailureLog, Ports
-from tests.rpc.loop import on_loop
 from tests.server.tls.room import Room, asked, serving
 
 
@@ -57,7 +56,6 @@ def test_cipher_suites_have_the_names_of_go(room: Room) -> None:
             openssl_names([name])
 
 
-@on_loop
 async def test_both_ends_keep_to_the_chosen_suite(room: Room) -> None:
     room.issue("server")
     rules = Rules(max_version="TLS1.2", cipher_suites=("TLS_ECDHE_ECDSA_WITH_CHACHA20_POLY1305_SHA256",))
@@ -108,7 +106,6 @@ def test_failures_cost_a_line_for_each_address_and_reason(caplog: pytest.LogCapt
     assert log.count == 201 + 10 * REMEMBERED_MAX
 
 
-@on_loop
 async def test_a_member_makes_its_own_certificates_once(room: Room) -> None:
     data_dir = room.folder / "data"
     config = ServerConfig(

@@ -12,7 +12,7 @@ from raftkv.rpc import Channel, ServerLimits
 from raftkv.rpc.server import accept
 from raftkv.rpc.server.accept import Handshakes
 from raftkv.rpc.tls import RefusedPeerError
-from tests.rpc.loop import failure, on_loop, until
+from tests.rpc.loop import failure, until
 from tests.server.tls.room import Room, Serving, asked, serving
 
 
@@ -27,7 +27,6 @@ def _reasons(served: Serving) -> set[str]:
 
 @pytest.mark.long
 @pytest.mark.parametrize("sent", [b"", b"\x16", b"\x16\x03\x01\x02\x00\x01\x00"])
-@on_loop
 async def test_half_open_handshakes_end(room: Room, sent: bytes) -> None:
     """GHSA-6vch-q96h-7gc3: a client that says nothing more must not keep a descriptor for ever."""
     room.issue("server")
@@ -46,7 +45,6 @@ def test_the_limits_are_named() -> None:
     assert ServerLimits().unfinished_handshakes == 1000
 
 
-@on_loop
 async def test_the_oldest_of_too_many_unfinished_handshakes_goes(room: Room) -> None:
     room.issue("server")
     async with serving(room.security("server"), ServerLimits(unfinished_handshakes=4)) as served:
@@ -63,7 +61,6 @@ async def test_the_oldest_of_too_many_unfinished_handshakes_goes(room: Room) -> 
         await until(lambda: not served.server.connections)
 
 
-@on_loop
 async def test_early_cancelled_handshake_leaves_nothing(room: Room) -> None:
     """One in thirty half-open connections to a peer port, which takes 64, stayed for ever: members could not come."""
     room.issue("server")
@@ -79,7 +76,6 @@ async def test_early_cancelled_handshake_leaves_nothing(room: Room) -> None:
             assert _reasons(served) == {"the handshake was not finished in time"}
 
 
-@on_loop
 async def test_unfinished_handshakes_leave_room_at_any_limit_of_connections(room: Room) -> None:
     """The peer port takes 64 connections: who knows no certificate must not keep members apart by holding them."""
     room.issue("server")
@@ -95,7 +91,6 @@ async def test_unfinished_handshakes_leave_room_at_any_limit_of_connections(room
         await until(lambda: not served.server.connections)
 
 
-@on_loop
 async def test_few_steps_of_handshakes_are_done_in_one_turn() -> None:
     """A thousand that come at once would hold the loop for a second."""
     waiting, turn = Handshakes(100), [0]
@@ -116,7 +111,6 @@ async def test_few_steps_of_handshakes_are_done_in_one_turn() -> None:
         (b"\x16\x03\x01\x00\x04junk", ""),
     ],
 )
-@on_loop
 async def test_plain_text_on_a_tls_port_is_logged_as_that(room: Room, sent: bytes, reason: str) -> None:
     room.issue("server")
     async with serving(room.security("server")) as served:
@@ -129,7 +123,6 @@ async def test_plain_text_on_a_tls_port_is_logged_as_that(room: Room, sent: byte
         assert "_ssl.c" not in found
 
 
-@on_loop
 async def test_connections_that_only_probe_the_port_are_not_logged(room: Room) -> None:
     room.issue("server")
     async with serving(room.security("server")) as served:
@@ -139,7 +132,6 @@ async def test_connections_that_only_probe_the_port_are_not_logged(room: Room) -
         assert served.security.rejected.count == 0
 
 
-@on_loop
 async def test_without_h2_in_alpn_the_first_bytes_decide(room: Room) -> None:
     """A client that offers only another protocol, or none, is not turned away by the handshake."""
     room.issue("server")
@@ -179,7 +171,6 @@ def test_an_evicted_handshake_ends_with_a_reason() -> None:
     assert len(waiting) == 3
 
 
-@on_loop
 async def test_a_refused_client_gets_the_reason_from_tls_itself(room: Room) -> None:
     """An alert, as Go sends it: without one all a client sees is a connection that ends."""
     room.issue("server")
@@ -201,7 +192,6 @@ async def test_a_refused_client_gets_the_reason_from_tls_itself(room: Room) -> N
         assert _reasons(served) == {"the other end refused our certificate"}
 
 
-@on_loop
 async def test_large_messages_both_ways(room: Room) -> None:
     """Many records in one read, and writes that the socket does not take at once."""
     room.issue("server")

@@ -17,7 +17,7 @@ from raftkv.client.rpc.transport import tls_context
 from tests.cli.programs import etcdctl
 from tests.cli.runner import run_ctl
 from tests.procs import ETCD_FAST, RAFTKV, Cluster, Member, wait_for
-from tests.rpc.loop import on_loop, until
+from tests.rpc.loop import until
 from tests.secure import secured
 from tests.server.process.process import log_of
 from tests.server.tls.room import HERE, Room
@@ -121,7 +121,6 @@ def _scraped(room: Room, endpoint: str, name: str) -> int:
         connection.close()
 
 
-@on_loop
 async def test_files_change_under_traffic(running: tuple[Room, Cluster]) -> None:
     """New certificates, then a list of revoked ones: no call fails, but those of whom the list names."""
     room, cluster = running

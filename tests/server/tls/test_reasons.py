@@ -13,7 +13,6 @@ from raftkv.errors import ConfigError
 from raftkv.rpc import Server
 from raftkv.server.tls.issue import self_signed
 from tests.cli.runner import Ran, run_ctl
-from tests.rpc.loop import on_loop
 from tests.server.tls.room import HERE, Room
 
 TROUBLES = [
@@ -52,7 +51,6 @@ def _words(room: Room, target: str, ca: str, shown: str) -> list[str]:
 
 
 @pytest.mark.long
-@on_loop
 @pytest.mark.parametrize(("kind", "scheme", "ca", "shown", "reason"), TROUBLES)
 async def test_command_and_library_give_same_tls_error(
     room: Room, kind: str, scheme: str, ca: str, shown: str, reason: str

@@ -17,7 +17,7 @@ from raftkv.server.tls import ports as module
 from raftkv.server.tls.context import Rules
 from raftkv.server.tls.ports import RETRY_S, PortSecurity
 from raftkv.urls import parse_endpoint
-from tests.rpc.loop import failure, on_loop
+from tests.rpc.loop import failure
 from tests.server.tls.room import QUICK, WHO, Room, asked, serving
 
 
@@ -27,7 +27,6 @@ def _serial(security: PortSecurity) -> str:
     return str(id(context))
 
 
-@on_loop
 async def test_a_new_certificate_and_a_new_authority_count_at_once(room: Room) -> None:
     room.issue("server")
     room.issue("alice")
@@ -45,7 +44,6 @@ async def test_a_new_certificate_and_a_new_authority_count_at_once(room: Room) -
         assert await asked(served.target, alice.dialing) == "alice"
 
 
-@on_loop
 async def test_running_client_reloads_its_certificate_files(room: Room) -> None:
     """Take up what files became before the first connection too, and nothing while they are of no use."""
     room.issue("server")
@@ -70,7 +68,6 @@ async def test_running_client_reloads_its_certificate_files(room: Room) -> None:
 
 
 @pytest.mark.parametrize("damage", ["key of another", "not PEM", "gone"])
-@on_loop
 async def test_unusable_certificate_changes_nothing(room: Room, damage: str, caplog: pytest.LogCaptureFixture) -> None:
     room.issue("server")
     security = room.security("server")
@@ -91,7 +88,6 @@ async def test_unusable_certificate_changes_nothing(room: Room, damage: str, cap
         assert caplog.records[-1].getMessage().endswith("TLS files of the peer port")
 
 
-@on_loop
 async def test_no_call_fails_while_files_change(room: Room) -> None:
     """Calls over old connections and over new ones, with the certificate and the key replaced one after the other."""
     room.issue("server")

@@ -14,12 +14,11 @@ from raftkv.errors import ConfigError
 from raftkv.rpc import Channel
 from raftkv.server.tls.issue import Pair
 from raftkv.server.tls.ports import CHECKED_A_TURN
-from tests.rpc.loop import failure, on_loop, until
+from tests.rpc.loop import failure, until
 from tests.server.tls.room import QUICK, WHO, Room, Serving, asked, serving
 
 
 @pytest.mark.parametrize("der", [False, True])
-@on_loop
 async def test_a_revoked_certificate_is_turned_away_from_the_moment_that_the_list_has_it(room: Room, der: bool) -> None:
     room.issue("server")
     bad = room.issue("bad")
@@ -35,7 +34,6 @@ async def test_a_revoked_certificate_is_turned_away_from_the_moment_that_the_lis
         assert len(served.certificates) == 2, "the revoked one never reached a handler"
 
 
-@on_loop
 async def test_the_serial_number_of_another_authority_is_not_revoked(room: Room) -> None:
     room.issue("server")
     theirs = room.issue("theirs", by="other")
@@ -50,7 +48,6 @@ async def test_the_serial_number_of_another_authority_is_not_revoked(room: Room)
         assert await asked(served.target, room.security("ours").dialing) == "ours"
 
 
-@on_loop
 async def test_a_client_refuses_a_revoked_server(room: Room) -> None:
     pair = room.issue("server")
     async with serving(room.security("server")) as served:
@@ -102,7 +99,6 @@ class _Kept:
     ],
     ids=["revoked", "expired", "authority taken away"],
 )
-@on_loop
 async def test_an_open_connection_ends_with_its_certificate(
     room: Room, act: Callable[[_Kept, Pair], None], reason: str, speaks: str
 ) -> None:
@@ -148,7 +144,6 @@ async def _open(room: Room, served: Serving, speaks: str, name: str) -> AsyncIte
 
 
 @pytest.mark.parametrize("act", ["revoked", "expired"])
-@on_loop
 async def test_a_connection_that_was_made_ends_with_the_certificate_of_the_server(room: Room, act: str) -> None:
     now = [time.time()]
     pair = room.issue("server")
@@ -166,7 +161,6 @@ async def test_a_connection_that_was_made_ends_with_the_certificate_of_the_serve
         assert not caller.connections
 
 
-@on_loop
 async def test_a_turn_looks_at_few_of_very_many_open_connections(room: Room) -> None:
     pair = room.issue("server")
     security = room.security("server", crl_file=room.revoke("crl"))

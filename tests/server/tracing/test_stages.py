@@ -21,7 +21,6 @@ from raftkv.server.tracing.peers import CONTEXTS_MAX, TracedEncoder, decoder
 from raftkv.server.tracing.recording import SERVER, Context, Recording, current, parse
 from raftkv.server.tracing.stages import TracedStages
 from tests.replica.node.node_world import Caller, World
-from tests.rpc.loop import on_loop
 
 PARENT = Context(7, 8, "a=b")
 DATA = wire.encode(Kind.PUT, 5, b"")
@@ -57,7 +56,6 @@ def test_contexts_are_read_as_w3c_says(parent: bytes, expected: bool | None):
         assert parse([(b"traceparent", parent), (b"tracestate", b"x" * 513)]).state == ""
 
 
-@on_loop
 async def test_a_turn_belongs_to_no_request():
     """What is proposed because a traced request was applied is no part of it."""
     ended: list[Recording] = []
@@ -196,7 +194,6 @@ def test_stage_after_the_end_is_ignored():
     assert stages.is_idle
 
 
-@on_loop
 async def test_a_read_round_has_its_own_readers_alone():
     """A round begun for others is not taken for one of a traced reader that waits for an earlier one."""
     stages = TracedStages([].append)

@@ -16,7 +16,6 @@ from raftkv.config import Tracing
 from raftkv.pb import rpc_pb2
 from raftkv.raft.types import StateRole
 from raftkv.rpc.client.channel import Channel
-from tests.rpc.loop import on_loop
 from tests.server.tracing.members import running
 
 PUT, RANGE = "/etcdserverpb.KV/Put", "/etcdserverpb.KV/Range"
@@ -46,7 +45,6 @@ async def call(endpoint: str, path: str, request, metadata=()) -> bytes:
         await channel.close()
 
 
-@on_loop
 async def test_a_put_to_a_follower_is_one_tree_through_the_leader(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     async with running(tmp_path, monkeypatch, [ON, ON, ON]) as (members, endpoints, spans):
         follower = next(at for at, member in enumerate(members) if member.node.role != StateRole.LEADER)
@@ -82,7 +80,6 @@ async def test_a_put_to_a_follower_is_one_tree_through_the_leader(tmp_path: Path
         assert "secret" not in "".join(span.to_json() for span in spans.all)
 
 
-@on_loop
 async def test_the_librarys_call_is_above_the_members(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     async with running(tmp_path, monkeypatch, [ON]) as (_, endpoints, spans):
         provider = TracerProvider(resource=Resource({"raftkv.member": "program"}))
@@ -99,7 +96,6 @@ async def test_the_librarys_call_is_above_the_members(tmp_path: Path, monkeypatc
         assert len({span.context.trace_id for span in spans.all}) == 1
 
 
-@on_loop
 async def test_a_read_of_a_follower_shows_the_leaders_round(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     async with running(tmp_path, monkeypatch, [ON, ON, ON]) as (members, endpoints, spans):
         follower = next(at for at, member in enumerate(members) if member.node.role != StateRole.LEADER)
@@ -114,7 +110,6 @@ async def test_a_read_of_a_follower_shows_the_leaders_round(tmp_path: Path, monk
         }
 
 
-@on_loop
 async def test_untraced_members_serve_traced_requests(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     async with running(tmp_path, monkeypatch, [ON, Tracing(), Tracing()]) as (members, endpoints, spans):
         node = members[0].node
@@ -129,7 +124,6 @@ async def test_untraced_members_serve_traced_requests(tmp_path: Path, monkeypatc
         assert len(spans.of("raftkv.forward")) == 1
 
 
-@on_loop
 async def test_refusals_cancellations_and_roots(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     always = Tracing(enabled=True, sampling_rate=1_000_000, service_name="kv", instance_id="i-1")
     async with running(tmp_path, monkeypatch, [always]) as (_members, endpoints, spans):
@@ -153,7 +147,6 @@ async def test_refusals_cancellations_and_roots(tmp_path: Path, monkeypatch: pyt
         assert {"raftkv.propose", "raftkv.apply"} <= set(below)
 
 
-@on_loop
 async def test_json_gateway_calls_are_traced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     async with running(tmp_path, monkeypatch, [ON]) as (_, endpoints, spans):
         host, _, port = endpoints[0].rpartition(":")

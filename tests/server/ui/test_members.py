@@ -150,12 +150,8 @@ async def _users_are_asked(members: list[Member]) -> None:
 
 
 @pytest.mark.long
-def test_figures_are_measured_only_for_viewers(tmp_path: Path, monkeypatch: Any) -> None:
+async def test_figures_are_measured_only_for_viewers(tmp_path: Path, monkeypatch: Any) -> None:
     monkeypatch.setattr(module, "MEASURED_S", 1.2)
-
-    async def story() -> None:
-        async with _cluster(tmp_path) as members:
-            await _figures_come_and_go(members)
-            await _users_are_asked(members)
-
-    asyncio.run(asyncio.wait_for(story(), 120))
+    async with _cluster(tmp_path) as members:
+        await _figures_come_and_go(members)
+        await _users_are_asked(members)

@@ -240,16 +240,13 @@ class Nothing:
 
 
 @pytest.mark.parametrize("code", ["import os; os._exit(7)", "pass"])
-def test_a_signal_ends_a_node_that_cannot_close_its_run(code: str) -> None:
-    async def main() -> None:
-        nothing: Any = Nothing()
-        away: Any = Away()
-        supervisor = Supervisor(nothing, away, Settings(command=(*PYTHON, code)))
-        async with asyncio.timeout(TIMEOUT_S):
-            running = asyncio.ensure_future(supervisor.run())
-            await away.closing.wait()
-            supervisor.stop(signal.SIGTERM)
-            assert await running == 128 + signal.SIGTERM
-        assert away.left
-
-    asyncio.run(main())
+async def test_a_signal_ends_a_node_that_cannot_close_its_run(code: str) -> None:
+    nothing: Any = Nothing()
+    away: Any = Away()
+    supervisor = Supervisor(nothing, away, Settings(command=(*PYTHON, code)))
+    async with asyncio.timeout(TIMEOUT_S):
+        running = asyncio.ensure_future(supervisor.run())
+        await away.closing.wait()
+        supervisor.stop(signal.SIGTERM)
+        assert await running == 128 + signal.SIGTERM
+    assert away.left

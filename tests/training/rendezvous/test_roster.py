@@ -155,24 +155,21 @@ async def begin_next(wrong: dict[str, Any]) -> None:
     cache.close()
 
 
-def test_generation_of_a_version_without_heads_is_read() -> None:
-    async def main() -> None:
-        world = StoreWorld()
-        cache = RecordCache(world.control(), "job", lambda: None)
-        cache.start()
-        await cache.ready()
-        for number, members in enumerate((THREE, NEXT.members), 1):
-            state = State(number, RUNNING)
-            record = GenerationRecord(number, members)
-            done = world.store.txn((), [Put(KEYS.round, record.encode()), Put(KEYS.state, state.encode())])
-            await cache.reached(done.revision)
-            assert (cache.round, cache.state, cache.round_revision) == (record, state, done.revision)
-        done = world.store.txn((), [Delete(key) for key in (KEYS.round, KEYS.state)])
+async def test_generation_of_a_version_without_heads_is_read() -> None:
+    world = StoreWorld()
+    cache = RecordCache(world.control(), "job", lambda: None)
+    cache.start()
+    await cache.ready()
+    for number, members in enumerate((THREE, NEXT.members), 1):
+        state = State(number, RUNNING)
+        record = GenerationRecord(number, members)
+        done = world.store.txn((), [Put(KEYS.round, record.encode()), Put(KEYS.state, state.encode())])
         await cache.reached(done.revision)
-        assert (cache.round, cache.state, cache.round_revision, cache.roster.members) == (None, None, 0, ())
-        cache.close()
-
-    asyncio.run(main())
+        assert (cache.round, cache.state, cache.round_revision) == (record, state, done.revision)
+    done = world.store.txn((), [Delete(key) for key in (KEYS.round, KEYS.state)])
+    await cache.reached(done.revision)
+    assert (cache.round, cache.state, cache.round_revision, cache.roster.members) == (None, None, 0, ())
+    cache.close()
 
 
 def feed(watched: Watched, head: Head, revision: int) -> None:

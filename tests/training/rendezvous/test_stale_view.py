@@ -18,7 +18,6 @@ from tests.virtual_store.direct import FakeControl, StoreWorld
 
 KEYS = RunKeys("job")
 CONFIG = RunConfig(run_id="job", min_nodes=1, max_nodes=1, host="c", last_call_timeout_s=0.0).checked()
-PATIENCE_S = 120.0
 
 
 class LateControl:
@@ -69,7 +68,7 @@ def node(name: str, **changes: int) -> Node:
     return Node(name, name, f"{name}:1", min_nodes=1, max_nodes=1, **{"want": 1, **changes})
 
 
-def test_node_that_has_registered_again_is_waited_for() -> None:
+async def test_node_that_has_registered_again_is_waited_for() -> None:
     """Its lease ended, and it registered anew, while the decision that has it in was on its way."""
     world = StoreWorld()
 
@@ -86,28 +85,24 @@ def test_node_that_has_registered_again_is_waited_for() -> None:
     def look() -> None:
         driver.look()
 
-    async def main() -> None:
-        nonlocal driver
-        control = LateControl(world.control())
-        world.store.txn((), [Put(KEYS.state, State(0, GATHERING, min_nodes=1, max_nodes=1).encode())])
-        lease = register("b")
-        office = world.store.txn((), [Put(KEYS.arbiter, b"c", lease=register("c"))]).revision
-        cache = RecordCache(control, "job", look)
-        driver = ArbiterDriver(control, CONFIG, cache, office, -math.inf)
-        cache.start()
-        await control.decided.wait()
-        world.store.revoke(lease)
-        await settle()  # the arbiter sees that
-        control.is_blind = True
-        register("b")  # and not that
-        control.may_arrive.set()
-        await settle()
-        assert generation() == 1, "another generation began beside a member that holds its lease"
-        assert State.decode(world.store.items[KEYS.state.encode()].value).phase == RUNNING
-        control.see()
-        await settle()
-        assert generation() == 1
-        driver.close()
-        cache.close()
-
-    asyncio.run(asyncio.wait_for(main(), PATIENCE_S))
+    control = LateControl(world.control())
+    world.store.txn((), [Put(KEYS.state, State(0, GATHERING, min_nodes=1, max_nodes=1).encode())])
+    lease = register("b")
+    office = world.store.txn((), [Put(KEYS.arbiter, b"c", lease=register("c"))]).revision
+    cache = RecordCache(control, "job", look)
+    driver = ArbiterDriver(control, CONFIG, cache, office, -math.inf)
+    cache.start()
+    await control.decided.wait()
+    world.store.revoke(lease)
+    await settle()  # the arbiter sees that
+    control.is_blind = True
+    register("b")  # and not that
+    control.may_arrive.set()
+    await settle()
+    assert generation() == 1, "another generation began beside a member that holds its lease"
+    assert State.decode(world.store.items[KEYS.state.encode()].value).phase == RUNNING
+    control.see()
+    await settle()
+    assert generation() == 1
+    driver.close()
+    cache.close()

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine
-from typing import Any
+from collections.abc import Callable
 
 from raftkv.client.operations import Put
 from raftkv.training.records import RunKeys
@@ -19,11 +18,6 @@ class LedgerWorld(StoreWorld):
         lease = self.store.grant(1)
         self.store.txn((), (Put(RunKeys(run).node(node), b"{}", lease),))
         return lease
-
-
-def play(story: Callable[[], Coroutine[Any, Any, None]]) -> None:
-    """Run a story, which may take a minute."""
-    asyncio.run(asyncio.wait_for(story(), 120))
 
 
 async def until(condition: Callable[[], object]) -> None:

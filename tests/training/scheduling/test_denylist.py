@@ -15,7 +15,7 @@ from raftkv.training.config import RunConfig
 from raftkv.training.records import Fault
 from raftkv.training.scheduling.denylist import DenyKeys, Denylist, Reported, blames_host, pardon, root_cause
 from tests.long import long_except
-from tests.training.scheduling.ledger_world import LedgerWorld, play, until
+from tests.training.scheduling.ledger_world import LedgerWorld, until
 
 OOM = Fault(4, "n0", "h0", 0, "out of memory")
 KILLED = Fault(4, "n1", "h1", 1, "signal", signal="SIGKILL")
@@ -87,144 +87,119 @@ def ttl_of(world: LedgerWorld, key: str) -> int:
     return world.store.leases[world.store.items[key.encode()].lease].ttl_s
 
 
-def test_the_third_fault_within_the_window_denies_the_host() -> None:
-    async def story() -> None:
-        world = LedgerWorld()
-        changes: list[frozenset[str]] = []
-        denylist = Denylist(world.control(1), CONFIG)
-        watcher = Denylist(world.control(2), CONFIG, lambda: changes.append(watcher.denied))
-        await denylist.refresh()
-        await watcher.refresh()
-        changes.clear()
-        assert [await denylist.strike(fault(generation)) for generation in (1, 2)] == [False, False]
-        assert not await denylist.strike(fault(2)), "told twice, counted once"
-        assert not await denylist.strike(fault(3, "h2")), "somebody else's"
-        assert await denylist.strike(fault(3))
-        await until(lambda: changes)
-        assert changes == [frozenset({"h1"})]
-        assert watcher.why("h1") == (
-            "host h1 is left out for 300 s after 3 faults within 600 s, the last: rank 3 on h1 out of memory"
-        )
-        assert not await denylist.strike(fault(4)), "it is denied already"
-        keys = DenyKeys.of("job", "")
-        assert ttl_of(world, keys.strike("job", fault(1))) == 600
-        assert ttl_of(world, "/raftkv/train/job/deny/h1") == 300
+async def test_the_third_fault_within_the_window_denies_the_host() -> None:
+    world = LedgerWorld()
+    changes: list[frozenset[str]] = []
+    denylist = Denylist(world.control(1), CONFIG)
+    watcher = Denylist(world.control(2), CONFIG, lambda: changes.append(watcher.denied))
+    await denylist.refresh()
+    await watcher.refresh()
+    changes.clear()
+    assert [await denylist.strike(fault(generation)) for generation in (1, 2)] == [False, False]
+    assert not await denylist.strike(fault(2)), "told twice, counted once"
+    assert not await denylist.strike(fault(3, "h2")), "somebody else's"
+    assert await denylist.strike(fault(3))
+    await until(lambda: changes)
+    assert changes == [frozenset({"h1"})]
+    assert watcher.why("h1") == (
+        "host h1 is left out for 300 s after 3 faults within 600 s, the last: rank 3 on h1 out of memory"
+    )
+    assert not await denylist.strike(fault(4)), "it is denied already"
+    keys = DenyKeys.of("job", "")
+    assert ttl_of(world, keys.strike("job", fault(1))) == 600
+    assert ttl_of(world, "/raftkv/train/job/deny/h1") == 300
 
-        world.store.revoke(world.store.items[b"/raftkv/train/job/deny/h1"].lease)
-        await until(lambda: not watcher.denied)
-        assert watcher.why("h1") == ""
-        assert await denylist.strike(fault(5)), "on probation: its strikes are still there"
-
-    play(story)
+    world.store.revoke(world.store.items[b"/raftkv/train/job/deny/h1"].lease)
+    await until(lambda: not watcher.denied)
+    assert watcher.why("h1") == ""
+    assert await denylist.strike(fault(5)), "on probation: its strikes are still there"
 
 
-def test_strikes_that_ended_do_not_count() -> None:
-    async def story() -> None:
-        world = LedgerWorld()
-        denylist = Denylist(world.control(), CONFIG)
-        for generation in range(1, 9):
-            assert not await denylist.strike(fault(generation))
-            if generation > 1:
-                key = DenyKeys.of("job", "").strike("job", fault(generation - 1))
-                world.store.revoke(world.store.items[key.encode()].lease)
-
-    play(story)
+async def test_strikes_that_ended_do_not_count() -> None:
+    world = LedgerWorld()
+    denylist = Denylist(world.control(), CONFIG)
+    for generation in range(1, 9):
+        assert not await denylist.strike(fault(generation))
+        if generation > 1:
+            key = DenyKeys.of("job", "").strike("job", fault(generation - 1))
+            world.store.revoke(world.store.items[key.encode()].lease)
 
 
-def test_two_faults_told_at_once_are_both_counted() -> None:
-    async def story() -> None:
-        world = LedgerWorld()
-        control = world.control()
-        limits = replace(CONFIG, fault_limit=2)
-        first, second = Denylist(control, limits), Denylist(world.control(), limits)
-        txn = control.txn
+async def test_two_faults_told_at_once_are_both_counted() -> None:
+    world = LedgerWorld()
+    control = world.control()
+    limits = replace(CONFIG, fault_limit=2)
+    first, second = Denylist(control, limits), Denylist(world.control(), limits)
+    txn = control.txn
 
-        async def meddled(compares, then, otherwise=()):
-            if any(isinstance(each, Put) for each in then):
-                control.txn = txn
-                assert not await second.strike(fault(2))
-            return await txn(compares, then, otherwise)
+    async def meddled(compares, then, otherwise=()):
+        if any(isinstance(each, Put) for each in then):
+            control.txn = txn
+            assert not await second.strike(fault(2))
+        return await txn(compares, then, otherwise)
 
-        control.txn = meddled
-        assert await first.strike(fault(1))
-
-    play(story)
+    control.txn = meddled
+    assert await first.strike(fault(1))
 
 
-def test_runs_of_a_cluster_share_what_they_know() -> None:
-    async def story() -> None:
-        world = LedgerWorld()
-        shared = replace(CONFIG, cluster="gpu", fault_limit=2)
-        first, second = (Denylist(world.control(), replace(shared, run_id=run)) for run in ("a", "b"))
-        assert not await first.strike(fault(1))
-        assert await second.strike(fault(1)), "the same generation and rank of another run is another fault"
-        await first.refresh()
-        assert first.denied == {"h1"}
-        assert b"/raftkv/train-cluster/gpu/deny/h1" in world.store.items
-
-    play(story)
+async def test_runs_of_a_cluster_share_what_they_know() -> None:
+    world = LedgerWorld()
+    shared = replace(CONFIG, cluster="gpu", fault_limit=2)
+    first, second = (Denylist(world.control(), replace(shared, run_id=run)) for run in ("a", "b"))
+    assert not await first.strike(fault(1))
+    assert await second.strike(fault(1)), "the same generation and rank of another run is another fault"
+    await first.refresh()
+    assert first.denied == {"h1"}
+    assert b"/raftkv/train-cluster/gpu/deny/h1" in world.store.items
 
 
-def test_limit_of_zero_denies_no_host_and_writes_nothing() -> None:
-    async def story() -> None:
-        world = LedgerWorld()
-        denylist = Denylist(world.control(), replace(CONFIG, fault_limit=0))
-        await denylist.refresh()
-        assert not await denylist.strike(fault(1))
-        assert (world.txns, world.store.leases) == (0, {})
-
-    play(story)
+async def test_limit_of_zero_denies_no_host_and_writes_nothing() -> None:
+    world = LedgerWorld()
+    denylist = Denylist(world.control(), replace(CONFIG, fault_limit=0))
+    await denylist.refresh()
+    assert not await denylist.strike(fault(1))
+    assert (world.txns, world.store.leases) == (0, {})
 
 
-def test_strikes_without_a_lease_do_not_count() -> None:
+async def test_strikes_without_a_lease_do_not_count() -> None:
     """Copies of old ones, as a mirror of another cluster writes them, counted for ever: each fault denied the host."""
-
-    async def story() -> None:
-        world = LedgerWorld()
-        denylist, keys = Denylist(world.control(), CONFIG), DenyKeys.of("job", "")
-        for generation in (1, 2):
-            world.store.txn((), (Put(keys.strike("job", fault(generation)), fault(generation).encode()),))
-        assert [await denylist.strike(fault(generation)) for generation in (2, 3, 4)] == [False, False, True]
-        denylist.close()
-
-    play(story)
+    world = LedgerWorld()
+    denylist, keys = Denylist(world.control(), CONFIG), DenyKeys.of("job", "")
+    for generation in (1, 2):
+        world.store.txn((), (Put(keys.strike("job", fault(generation)), fault(generation).encode()),))
+    assert [await denylist.strike(fault(generation)) for generation in (2, 3, 4)] == [False, False, True]
+    denylist.close()
 
 
-def test_an_operator_can_deny_a_host_and_the_watch_is_begun_again() -> None:
-    async def story() -> None:
-        world = LedgerWorld()
-        control = world.control()
-        denylist = Denylist(control, CONFIG)
-        await denylist.refresh()
-        control.lose_watch()
-        world.store.txn((), (Put("/raftkv/train/job/deny/h9", b"bad memory"),))
-        await denylist.refresh()
-        assert denylist.denied == {"h9"}
-        assert denylist.why("h9") == "host h9 is left out: bad memory"
-        denylist.close()
-        assert not world.store.on_commit
-
-    play(story)
+async def test_an_operator_can_deny_a_host_and_the_watch_is_begun_again() -> None:
+    world = LedgerWorld()
+    control = world.control()
+    denylist = Denylist(control, CONFIG)
+    await denylist.refresh()
+    control.lose_watch()
+    world.store.txn((), (Put("/raftkv/train/job/deny/h9", b"bad memory"),))
+    await denylist.refresh()
+    assert denylist.denied == {"h9"}
+    assert denylist.why("h9") == "host h9 is left out: bad memory"
+    denylist.close()
+    assert not world.store.on_commit
 
 
 @pytest.mark.parametrize("seed", long_except(range(20), range(6)))
-def test_arbiters_that_tell_the_same_faults_at_once_with_lost_answers(seed: int) -> None:
-    async def story() -> None:
-        world = LedgerWorld()
+async def test_arbiters_that_tell_the_same_faults_at_once_with_lost_answers(seed: int) -> None:
+    world = LedgerWorld()
 
-        async def tell(number: int) -> None:
-            denylist = Denylist(world.control(seed * 10 + number, lost=0.15), CONFIG)
-            for generation in (1, 2, 3 if seed % 2 else 2):
-                while True:
-                    try:
-                        await denylist.strike(fault(generation))
-                        break
-                    except StatusError:
-                        continue
+    async def tell(number: int) -> None:
+        denylist = Denylist(world.control(seed * 10 + number, lost=0.15), CONFIG)
+        for generation in (1, 2, 3 if seed % 2 else 2):
+            while True:
+                try:
+                    await denylist.strike(fault(generation))
+                    break
+                except StatusError:
+                    continue
 
-        await asyncio.gather(*(tell(number) for number in range(4)))
-        strikes = [key for key in world.store.items if b"/strike/h1/" in key]
-        assert len(strikes) == (3 if seed % 2 else 2)
-        assert (b"/raftkv/train/job/deny/h1" in world.store.items) == bool(seed % 2)
-
-    play(story)
+    await asyncio.gather(*(tell(number) for number in range(4)))
+    strikes = [key for key in world.store.items if b"/strike/h1/" in key]
+    assert len(strikes) == (3 if seed % 2 else 2)
+    assert (b"/raftkv/train/job/deny/h1" in world.store.items) == bool(seed % 2)

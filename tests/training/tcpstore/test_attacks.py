@@ -10,7 +10,7 @@ import gc
 import resource
 import sys
 import weakref
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Any
 
 import pytest
@@ -146,10 +146,6 @@ class World:
         return connection, transport
 
 
-def attack(story: Callable[[], Awaitable[None]]) -> None:
-    asyncio.run(asyncio.wait_for(story(), 120))
-
-
 async def turns(count: int = 50) -> None:
     for _ in range(count):
         await asyncio.sleep(0)
@@ -163,21 +159,18 @@ def test_number_of_very_many_digits_is_refused_as_one_that_does_not_fit():
     assert [parse_number(b"k", value) for value in (b"0" * 5000 + b"7", b" -0012x", b"+5")] == [7, -12, 5]
 
 
-def test_unforeseen_error_closes_its_connection_alone():
+async def test_unforeseen_error_closes_its_connection_alone():
     class Broken(Store):
         async def count(self) -> int:
             raise ZeroDivisionError("a bug")
 
-    async def story() -> None:
-        world = World(Broken())
-        connection, transport = world.connect()
-        _, other = world.connect()
-        connection.data_received(bytes([Op.GETNUMKEYS]))
-        await turns()
-        assert transport.is_aborted
-        assert not other.is_aborted
-
-    attack(story)
+    world = World(Broken())
+    connection, transport = world.connect()
+    _, other = world.connect()
+    connection.data_received(bytes([Op.GETNUMKEYS]))
+    await turns()
+    assert transport.is_aborted
+    assert not other.is_aborted
 
 
 # ---- frames
@@ -261,108 +254,89 @@ def test_a_whole_request_above_the_limit_is_refused_too() -> None:
 # ---- fairness
 
 
-def test_a_flood_of_pings_does_not_delay_others() -> None:
-    async def story() -> None:
-        world = World()
-        (flooding, flooded), (honest, answered) = world.connect(), world.connect()
-        flooding.data_received(encode(Op.PING, 1) * 50_000)
-        honest.data_received(encode(Op.PING, 7))
-        for _ in range(100_000):
-            if answered.unread:
-                break
-            await asyncio.sleep(0)
-        assert answered.unread
-        assert len(flooded.unread) <= 3 * REQUESTS_PER_TURN * len(pack_nonce(1))
-
-    attack(story)
+async def test_a_flood_of_pings_does_not_delay_others() -> None:
+    world = World()
+    (flooding, flooded), (honest, answered) = world.connect(), world.connect()
+    flooding.data_received(encode(Op.PING, 1) * 50_000)
+    honest.data_received(encode(Op.PING, 7))
+    for _ in range(100_000):
+        if answered.unread:
+            break
+        await asyncio.sleep(0)
+    assert answered.unread
+    assert len(flooded.unread) <= 3 * REQUESTS_PER_TURN * len(pack_nonce(1))
 
 
-def test_requests_that_wait_are_held_as_they_came() -> None:
+async def test_requests_that_wait_are_held_as_they_came() -> None:
     """A request of one byte as an object is a hundred bytes: they are cut when their time comes."""
-
-    async def story() -> None:
-        world = World()
-        world.store.gate.clear()
-        connection, transport = world.connect()
-        for _ in range(4 * PENDING_BYTES_MAX // 2**16):
-            if transport.is_reading:
-                connection.data_received(encode(Op.GETNUMKEYS) * 2**16)
-                await turns(2)
-        assert not transport.is_reading
-        assert sum(type(item) is Request for item in gc.get_objects()) < 100
-        assert connection.held_bytes <= 2 * PENDING_BYTES_MAX
-        connection.close()
-        world.store.gate.set()
-
-    attack(story)
+    world = World()
+    world.store.gate.clear()
+    connection, transport = world.connect()
+    for _ in range(4 * PENDING_BYTES_MAX // 2**16):
+        if transport.is_reading:
+            connection.data_received(encode(Op.GETNUMKEYS) * 2**16)
+            await turns(2)
+    assert not transport.is_reading
+    assert sum(type(item) is Request for item in gc.get_objects()) < 100
+    assert connection.held_bytes <= 2 * PENDING_BYTES_MAX
+    connection.close()
+    world.store.gate.set()
 
 
 # ---- answers
 
 
-def test_a_large_value_asked_for_very_often_is_sent_piece_by_piece() -> None:
-    async def story() -> None:
-        world = World()
-        connection, transport = world.connect()
-        connection.data_received(encode(Op.MULTI_GET, [b"large"] * 150))
-        for _ in range(150):
-            await turns()
-            transport.read_all()
-        assert bytes(transport.sent) == pack_bytes(LARGE) * 150
-        assert transport.unread_max <= 3 * len(LARGE)
-        assert world.budgets.answers.total == 0
-
-    attack(story)
+async def test_a_large_value_asked_for_very_often_is_sent_piece_by_piece() -> None:
+    world = World()
+    connection, transport = world.connect()
+    connection.data_received(encode(Op.MULTI_GET, [b"large"] * 150))
+    for _ in range(150):
+        await turns()
+        transport.read_all()
+    assert bytes(transport.sent) == pack_bytes(LARGE) * 150
+    assert transport.unread_max <= 3 * len(LARGE)
+    assert world.budgets.answers.total == 0
 
 
-def test_a_client_that_reads_nothing_makes_the_store_read_no_more() -> None:
-    async def story() -> None:
-        world = World()
-        connection, _ = world.connect()
-        connection.data_received(encode(Op.MULTI_GET, [b"large"] * 1500) + encode(Op.GET, b"large") * 1000)
-        await turns(500)
-        assert world.store.reads <= 3
+async def test_a_client_that_reads_nothing_makes_the_store_read_no_more() -> None:
+    world = World()
+    connection, _ = world.connect()
+    connection.data_received(encode(Op.MULTI_GET, [b"large"] * 1500) + encode(Op.GET, b"large") * 1000)
+    await turns(500)
+    assert world.store.reads <= 3
+    connection.close()
+
+
+async def test_the_answer_to_a_wait_does_not_come_within_another_answer() -> None:
+    world = World()
+    world.store.absent = {b"absent"}
+    connection, transport = world.connect()
+    connection.data_received(encode(Op.WAIT, [b"absent"]) + encode(Op.MULTI_GET, [b"large"] * 10))
+    await turns()
+    world.store.appeared.set()
+    for _ in range(20):
+        await turns()
+        transport.read_all()
+    assert bytes(transport.sent) == pack_bytes(LARGE) * 10 + READY
+    assert connection.held_bytes == world.budgets.requests.total == 0
+
+
+async def test_clients_that_read_nothing_hold_so_much_together_and_no_more() -> None:
+    world = World(answer_bytes=10 * len(LARGE))
+    clients = [world.connect() for _ in range(50)]
+    for connection, _ in clients:
+        connection.data_received(encode(Op.GET, b"large") * 3)
+        await turns()
+    assert sum(len(transport.unread) for _, transport in clients if not transport.is_aborted) <= 12 * len(LARGE)
+    honest, transport = world.connect()
+    honest.data_received(encode(Op.PING, 7))
+    await turns()
+    assert transport.unread == pack_nonce(7)
+    for connection, _ in clients:
         connection.close()
 
-    attack(story)
 
-
-def test_the_answer_to_a_wait_does_not_come_within_another_answer() -> None:
-    async def story() -> None:
-        world = World()
-        world.store.absent = {b"absent"}
-        connection, transport = world.connect()
-        connection.data_received(encode(Op.WAIT, [b"absent"]) + encode(Op.MULTI_GET, [b"large"] * 10))
-        await turns()
-        world.store.appeared.set()
-        for _ in range(20):
-            await turns()
-            transport.read_all()
-        assert bytes(transport.sent) == pack_bytes(LARGE) * 10 + READY
-        assert connection.held_bytes == world.budgets.requests.total == 0
-
-    attack(story)
-
-
-def test_clients_that_read_nothing_hold_so_much_together_and_no_more() -> None:
-    async def story() -> None:
-        world = World(answer_bytes=10 * len(LARGE))
-        clients = [world.connect() for _ in range(50)]
-        for connection, _ in clients:
-            connection.data_received(encode(Op.GET, b"large") * 3)
-            await turns()
-        assert sum(len(transport.unread) for _, transport in clients if not transport.is_aborted) <= 12 * len(LARGE)
-        honest, transport = world.connect()
-        honest.data_received(encode(Op.PING, 7))
-        await turns()
-        assert transport.unread == pack_nonce(7)
-        for connection, _ in clients:
-            connection.close()
-
-    attack(story)
-
-
-def test_lists_of_keys_are_made_one_at_a_time_and_count_with_the_answers() -> None:
+async def test_lists_of_keys_are_made_one_at_a_time_and_count_with_the_answers() -> None:
     class ListingStore(Store):
         listing = listing_max = 0
 
@@ -374,163 +348,135 @@ def test_lists_of_keys_are_made_one_at_a_time_and_count_with_the_answers() -> No
             self.listing -= 1
             return [b"k" * 100] * 2000
 
-    async def story() -> None:
-        store = ListingStore()
-        world = World(store, answer_bytes=10 * len(LARGE))
-        clients = [world.connect() for _ in range(50)]
-        store.gate.clear()
-        for connection, _ in clients:
-            connection.data_received(encode(Op.LIST_KEYS))
-        await turns()
-        clients[3][0].close()
-        store.gate.set()
-        await turns(1000)
-        assert store.listing_max == 1
-        assert sum(len(transport.unread) for _, transport in clients if not transport.is_aborted) <= 12 * len(LARGE)
-        assert not clients[3][1].unread, "it has gone"
-        for connection, _ in clients:
-            connection.close()
-
-    attack(story)
+    store = ListingStore()
+    world = World(store, answer_bytes=10 * len(LARGE))
+    clients = [world.connect() for _ in range(50)]
+    store.gate.clear()
+    for connection, _ in clients:
+        connection.data_received(encode(Op.LIST_KEYS))
+    await turns()
+    clients[3][0].close()
+    store.gate.set()
+    await turns(1000)
+    assert store.listing_max == 1
+    assert sum(len(transport.unread) for _, transport in clients if not transport.is_aborted) <= 12 * len(LARGE)
+    assert not clients[3][1].unread, "it has gone"
+    for connection, _ in clients:
+        connection.close()
 
 
-def test_a_client_that_does_not_read_its_answers_is_left_in_the_end() -> None:
-    async def story() -> None:
-        now = asyncio.get_running_loop().time()
-        connection, transport = World().connect()
-        connection.data_received(encode(Op.GET, b"large"))
-        await turns()
-        connection.check(now + ANSWER_STALL_S / 2)
-        assert not transport.is_aborted
-        connection.check(now + ANSWER_STALL_S + 5)
-        assert transport.is_aborted
-
-    attack(story)
+async def test_a_client_that_does_not_read_its_answers_is_left_in_the_end() -> None:
+    now = asyncio.get_running_loop().time()
+    connection, transport = World().connect()
+    connection.data_received(encode(Op.GET, b"large"))
+    await turns()
+    connection.check(now + ANSWER_STALL_S / 2)
+    assert not transport.is_aborted
+    connection.check(now + ANSWER_STALL_S + 5)
+    assert transport.is_aborted
 
 
-def test_a_client_that_reads_slowly_is_not_left() -> None:
+async def test_a_client_that_reads_slowly_is_not_left() -> None:
     """The time was for the whole answer: a list of 64 MB had to cross any network at 1 MB/s."""
-
-    async def story() -> None:
-        now = asyncio.get_running_loop().time()
-        world = World()
-        world.store.value = bytes(8 * 2**20)
-        connection, transport = world.connect()
-        connection.data_received(encode(Op.GET, b"large"))
-        await turns()
-        for second in range(5, 100, 5):
-            del transport.unread[: 5 * PACE_BYTES_PER_S]
-            connection.check(now + second)
-            assert not transport.is_aborted
-        connection.check(now + 100 + ANSWER_STALL_S)
-        assert transport.is_aborted
-
-    attack(story)
+    now = asyncio.get_running_loop().time()
+    world = World()
+    world.store.value = bytes(8 * 2**20)
+    connection, transport = world.connect()
+    connection.data_received(encode(Op.GET, b"large"))
+    await turns()
+    for second in range(5, 100, 5):
+        del transport.unread[: 5 * PACE_BYTES_PER_S]
+        connection.check(now + second)
+        assert not transport.is_aborted
+    connection.check(now + 100 + ANSWER_STALL_S)
+    assert transport.is_aborted
 
 
 # ---- requests that stay
 
 
 @pytest.mark.parametrize("beginning", [b"", VALIDATION[:3]])
-def test_a_connection_that_never_introduces_itself_is_closed(beginning: bytes) -> None:
-    async def story() -> None:
-        world = World()
-        connection = Connection(world.store, world.ended.append, world.budgets)
-        transport = Transport(connection, "10.0.0.1")
-        connection.data_received(beginning)
+async def test_a_connection_that_never_introduces_itself_is_closed(beginning: bytes) -> None:
+    world = World()
+    connection = Connection(world.store, world.ended.append, world.budgets)
+    transport = Transport(connection, "10.0.0.1")
+    connection.data_received(beginning)
+    await turns()
+    connection.check(asyncio.get_running_loop().time() + REQUEST_TIMEOUT_S + 1)
+    assert transport.is_aborted
+
+
+async def test_a_large_request_may_take_as_long_as_a_slow_network_needs() -> None:
+    connection, transport = World().connect()
+    begin = encode(Op.SET, b"k", bytes(8 * 2**20))[:-1]
+    now = asyncio.get_running_loop().time()
+    for second in range(5, 100, 5):
+        connection.data_received(begin[(second - 5) * PACE_BYTES_PER_S : second * PACE_BYTES_PER_S])
         await turns()
-        connection.check(asyncio.get_running_loop().time() + REQUEST_TIMEOUT_S + 1)
-        assert transport.is_aborted
-
-    attack(story)
-
-
-def test_a_large_request_may_take_as_long_as_a_slow_network_needs() -> None:
-    async def story() -> None:
-        connection, transport = World().connect()
-        begin = encode(Op.SET, b"k", bytes(8 * 2**20))[:-1]
-        now = asyncio.get_running_loop().time()
-        for second in range(5, 100, 5):
-            connection.data_received(begin[(second - 5) * PACE_BYTES_PER_S : second * PACE_BYTES_PER_S])
-            await turns()
-            connection.check(now + second)
-            assert not transport.is_aborted
-        connection.check(now + 100 + REQUEST_TIMEOUT_S + len(begin) / PACE_BYTES_PER_S)
-        assert transport.is_aborted
-
-    attack(story)
+        connection.check(now + second)
+        assert not transport.is_aborted
+    connection.check(now + 100 + REQUEST_TIMEOUT_S + len(begin) / PACE_BYTES_PER_S)
+    assert transport.is_aborted
 
 
-def test_a_request_that_never_ends_is_closed_and_an_idle_client_is_not() -> None:
-    async def story() -> None:
-        world = World()
-        (idle, stays), (slow, goes) = world.connect(), world.connect()
-        idle.data_received(encode(Op.PING, 7))
-        slow.data_received(encode(Op.SET, b"k", b"value")[:-1])
+async def test_a_request_that_never_ends_is_closed_and_an_idle_client_is_not() -> None:
+    world = World()
+    (idle, stays), (slow, goes) = world.connect(), world.connect()
+    idle.data_received(encode(Op.PING, 7))
+    slow.data_received(encode(Op.SET, b"k", b"value")[:-1])
+    await turns()
+    later = asyncio.get_running_loop().time() + REQUEST_TIMEOUT_S + 1
+    idle.check(later)
+    slow.check(later)
+    assert goes.is_aborted
+    assert not stays.is_aborted
+
+
+async def test_unfinished_requests_hold_so_much_together_and_no_more() -> None:
+    world = World(request_bytes=4_000_000)
+    clients = [world.connect() for _ in range(20)]
+    for connection, _ in clients:
+        connection.data_received(encode(Op.SET, b"k", b"v" * 1_000_000)[:-1])
         await turns()
-        later = asyncio.get_running_loop().time() + REQUEST_TIMEOUT_S + 1
-        idle.check(later)
-        slow.check(later)
-        assert goes.is_aborted
-        assert not stays.is_aborted
-
-    attack(story)
+    assert world.budgets.requests.total <= 4_000_000
+    assert sum(not transport.is_aborted for _, transport in clients) == 3
 
 
-def test_unfinished_requests_hold_so_much_together_and_no_more() -> None:
-    async def story() -> None:
-        world = World(request_bytes=4_000_000)
-        clients = [world.connect() for _ in range(20)]
-        for connection, _ in clients:
-            connection.data_received(encode(Op.SET, b"k", b"v" * 1_000_000)[:-1])
-            await turns()
-        assert world.budgets.requests.total <= 4_000_000
-        assert sum(not transport.is_aborted for _, transport in clients) == 3
-
-    attack(story)
-
-
-def test_small_requests_of_one_address_end_no_large_one_of_another() -> None:
-    async def story() -> None:
-        world = World(request_bytes=4_000_000)
-        honest, stays = world.connect("10.0.0.2")
-        honest.data_received(encode(Op.SET, b"k", b"v" * 1_000_000)[:-1])
-        clients = [world.connect() for _ in range(20)]
-        for connection, _ in clients:
-            connection.data_received(encode(Op.SET, b"k", b"v" * 500_000)[:-1])
-            await turns()
-        assert not stays.is_aborted
-        assert sum(not transport.is_aborted for _, transport in clients) == 5
-
-    attack(story)
-
-
-def test_waits_are_bounded_by_number_and_by_what_they_hold() -> None:
-    async def story() -> None:
-        world = World(request_bytes=1_000_000)
-        keys = [b"%08d" % number for number in range(4000)]
-        world.store.absent = {b"absent", *keys}
-        many, closed = world.connect()
-        many.data_received(encode(Op.WAIT, [b"absent"]) * (WAITS_MAX + 1))
-        await turns(300)
-        assert closed.is_aborted
-        large, closed = world.connect()
-        large.data_received(encode(Op.WAIT, keys) * 30)
-        await turns(300)
-        assert closed.is_aborted
-        assert world.budgets.requests.total == 0
-        # A key that is waited for costs a watch, however short the request.
-        small = [world.connect() for _ in range(20)]
-        for connection, _ in small:
-            connection.data_received(encode(Op.WAIT, keys[:20]))
-            await turns()
-        assert 0 < sum(not transport.is_aborted for _, transport in small) <= 1_000_000 // (20 * WATCH_BYTES)
-        honest, stays = world.connect()
-        honest.data_received(encode(Op.WAIT, [b"absent"]))
+async def test_small_requests_of_one_address_end_no_large_one_of_another() -> None:
+    world = World(request_bytes=4_000_000)
+    honest, stays = world.connect("10.0.0.2")
+    honest.data_received(encode(Op.SET, b"k", b"v" * 1_000_000)[:-1])
+    clients = [world.connect() for _ in range(20)]
+    for connection, _ in clients:
+        connection.data_received(encode(Op.SET, b"k", b"v" * 500_000)[:-1])
         await turns()
-        assert not stays.is_aborted
+    assert not stays.is_aborted
+    assert sum(not transport.is_aborted for _, transport in clients) == 5
 
-    attack(story)
+
+async def test_waits_are_bounded_by_number_and_by_what_they_hold() -> None:
+    world = World(request_bytes=1_000_000)
+    keys = [b"%08d" % number for number in range(4000)]
+    world.store.absent = {b"absent", *keys}
+    many, closed = world.connect()
+    many.data_received(encode(Op.WAIT, [b"absent"]) * (WAITS_MAX + 1))
+    await turns(300)
+    assert closed.is_aborted
+    large, closed = world.connect()
+    large.data_received(encode(Op.WAIT, keys) * 30)
+    await turns(300)
+    assert closed.is_aborted
+    assert world.budgets.requests.total == 0
+    # A key that is waited for costs a watch, however short the request.
+    small = [world.connect() for _ in range(20)]
+    for connection, _ in small:
+        connection.data_received(encode(Op.WAIT, keys[:20]))
+        await turns()
+    assert 0 < sum(not transport.is_aborted for _, transport in small) <= 1_000_000 // (20 * WATCH_BYTES)
+    honest, stays = world.connect()
+    honest.data_received(encode(Op.WAIT, [b"absent"]))
+    await turns()
+    assert not stays.is_aborted
 
 
 # ---- a store
@@ -568,18 +514,15 @@ class _Watch:
         self._kv.watches -= 1
 
 
-def test_a_wait_for_very_many_keys_watches_few_at_once() -> None:
-    async def story() -> None:
-        kv: Any = _Kv()
-        store = ReplicatedStore(kv, b"p/")
-        waiting = asyncio.ensure_future(store.wait_for({b"%d" % number: 1 for number in range(10_000)}))
-        await turns()
-        assert 0 < kv.watches_max <= 256
-        waiting.cancel()
-        await asyncio.gather(waiting, return_exceptions=True)
-        assert kv.watches == 0
-
-    attack(story)
+async def test_a_wait_for_very_many_keys_watches_few_at_once() -> None:
+    kv: Any = _Kv()
+    store = ReplicatedStore(kv, b"p/")
+    waiting = asyncio.ensure_future(store.wait_for({b"%d" % number: 1 for number in range(10_000)}))
+    await turns()
+    assert 0 < kv.watches_max <= 256
+    waiting.cancel()
+    await asyncio.gather(waiting, return_exceptions=True)
+    assert kv.watches == 0
 
 
 class _Item:
@@ -600,20 +543,17 @@ class _ReadingStore(ReplicatedStore):
         return Result()
 
 
-def test_values_are_read_by_the_megabyte_and_equal_keys_once() -> None:
-    async def story() -> None:
-        kv: Any = _Kv()
-        store = _ReadingStore(kv, b"p/")
-        store.asked = []
-        sizes = [len(values) async for values in store.values([b"%d" % number for number in range(40)])]
-        assert sum(sizes) == 40
-        assert max(store.asked) <= 10
-        assert store.asked[-1] <= 2
-        store.asked = []
-        assert sum([len(values) async for values in store.values([b"same"] * 1500)]) == 1500
-        assert sum(store.asked) <= 150
-
-    attack(story)
+async def test_values_are_read_by_the_megabyte_and_equal_keys_once() -> None:
+    kv: Any = _Kv()
+    store = _ReadingStore(kv, b"p/")
+    store.asked = []
+    sizes = [len(values) async for values in store.values([b"%d" % number for number in range(40)])]
+    assert sum(sizes) == 40
+    assert max(store.asked) <= 10
+    assert store.asked[-1] <= 2
+    store.asked = []
+    assert sum([len(values) async for values in store.values([b"same"] * 1500)]) == 1500
+    assert sum(store.asked) <= 150
 
 
 # ---- connections
@@ -627,39 +567,33 @@ def test_clients_leave_descriptors_for_the_way_to_raftkv(
     assert connections_allowed() == clients
 
 
-def test_reads_of_a_client_that_has_gone_are_not_done() -> None:
-    async def story() -> None:
-        world = World()
-        world.store.gate.clear()
-        connection, transport = world.connect()
-        connection.data_received(encode(Op.GET, b"k") * 1000)
-        await turns()
-        transport.abort()
-        await turns()
-        world.store.gate.set()
-        await turns()
-        assert world.store.reads <= 1
-        assert world.ended == [connection]
-
-    attack(story)
+async def test_reads_of_a_client_that_has_gone_are_not_done() -> None:
+    world = World()
+    world.store.gate.clear()
+    connection, transport = world.connect()
+    connection.data_received(encode(Op.GET, b"k") * 1000)
+    await turns()
+    transport.abort()
+    await turns()
+    world.store.gate.set()
+    await turns()
+    assert world.store.reads <= 1
+    assert world.ended == [connection]
 
 
-def test_a_closed_connection_is_freed_at_once() -> None:
-    async def story() -> None:
-        world = World()
-        connection, transport = world.connect()
-        connection.data_received(encode(Op.PING, 7) + encode(Op.GET, b"large")[:-1])
-        await turns()
-        reference = weakref.ref(connection)
-        transport.abort()
-        await turns()
-        world.ended.clear()
-        gc.disable()
-        try:
-            transport._connection = None
-            del connection
-            assert reference() is None
-        finally:
-            gc.enable()
-
-    attack(story)
+async def test_a_closed_connection_is_freed_at_once() -> None:
+    world = World()
+    connection, transport = world.connect()
+    connection.data_received(encode(Op.PING, 7) + encode(Op.GET, b"large")[:-1])
+    await turns()
+    reference = weakref.ref(connection)
+    transport.abort()
+    await turns()
+    world.ended.clear()
+    gc.disable()
+    try:
+        transport._connection = None
+        del connection
+        assert reference() is None
+    finally:
+        gc.enable()

@@ -244,61 +244,51 @@ class _LateCore(_LossyCore):
         return await self._core.call(method, request, timeout_s=timeout_s)
 
 
-def test_a_late_copy_whose_conditions_come_true_is_not_done_beside_the_next_attempt(
+async def test_a_late_copy_whose_conditions_come_true_is_not_done_beside_the_next_attempt(
     raftkv_cluster: LocalCluster,
 ) -> None:
-    async def run() -> None:
-        async with aio.connect(raftkv_cluster.endpoints) as kv, aio.connect(raftkv_cluster.endpoints) as plain:
-            other = ReplicatedStore(plain, "s/")
-            await other.add(b"n", 40)
-            late: Any = _LateCore(kv.scope.core, lambda: other.delete(b"n"))
-            kv.scope.core = late
-            # The copy was to make 1 out of nothing. It found 40; then that was deleted, and the copy came.
-            assert await ReplicatedStore(kv, "s/").add(b"n", 1) == 1
-            assert await other.get(b"n") == b"1"
-            assert not late.late
-
-    asyncio.run(run())
+    async with aio.connect(raftkv_cluster.endpoints) as kv, aio.connect(raftkv_cluster.endpoints) as plain:
+        other = ReplicatedStore(plain, "s/")
+        await other.add(b"n", 40)
+        late: Any = _LateCore(kv.scope.core, lambda: other.delete(b"n"))
+        kv.scope.core = late
+        # The copy was to make 1 out of nothing. It found 40; then that was deleted, and the copy came.
+        assert await ReplicatedStore(kv, "s/").add(b"n", 1) == 1
+        assert await other.get(b"n") == b"1"
+        assert not late.late
 
 
-def test_a_late_copy_of_a_fresh_beginning_deletes_nothing(raftkv_cluster: LocalCluster) -> None:
-    async def run() -> None:
-        async with aio.connect(raftkv_cluster.endpoints) as kv, aio.connect(raftkv_cluster.endpoints) as plain:
-            store = ReplicatedStore(plain, "s/")
-            await store.set_many([(b"of the job before", b"1")])
+async def test_a_late_copy_of_a_fresh_beginning_deletes_nothing(raftkv_cluster: LocalCluster) -> None:
+    async with aio.connect(raftkv_cluster.endpoints) as kv, aio.connect(raftkv_cluster.endpoints) as plain:
+        store = ReplicatedStore(plain, "s/")
+        await store.set_many([(b"of the job before", b"1")])
 
-            async def write() -> None:
-                await store.set_many([(b"a", b"1")])
+        async def write() -> None:
+            await store.set_many([(b"a", b"1")])
 
-            late: Any = _LateCore(kv.scope.core, write)
-            kv.scope.core = late
-            lifetime = StoreLifetime(kv, "s/", 60, fresh=True)
-            await lifetime.begin()
-            await write()
-            await late.deliver()
-            assert await store.keys() == [b"a"]
-            await lifetime.end()
-
-    asyncio.run(run())
+        late: Any = _LateCore(kv.scope.core, write)
+        kv.scope.core = late
+        lifetime = StoreLifetime(kv, "s/", 60, fresh=True)
+        await lifetime.begin()
+        await write()
+        await late.deliver()
+        assert await store.keys() == [b"a"]
+        await lifetime.end()
 
 
-def test_gateway_without_a_lease_keeps_no_store_alive(raftkv_cluster: LocalCluster) -> None:
+async def test_gateway_without_a_lease_keeps_no_store_alive(raftkv_cluster: LocalCluster) -> None:
     """A copy of its key, as a mirror of another cluster writes it, had each job meet the store of the one before."""
-
-    async def run() -> None:
-        async with aio.connect(raftkv_cluster.endpoints) as kv:
-            await kv.put("s/g/ghost", b"")
-            store = ReplicatedStore(kv, "s/")
-            await store.set_many([(b"of the job before", b"1")])
-            lifetime = StoreLifetime(kv, "s/", 60)
-            assert await lifetime.begin()
-            assert await store.keys() == []
-            other = StoreLifetime(kv, "s/", 60)
-            assert not await other.begin()
-            for each in (lifetime, other):
-                await each.end()
-
-    asyncio.run(run())
+    async with aio.connect(raftkv_cluster.endpoints) as kv:
+        await kv.put("s/g/ghost", b"")
+        store = ReplicatedStore(kv, "s/")
+        await store.set_many([(b"of the job before", b"1")])
+        lifetime = StoreLifetime(kv, "s/", 60)
+        assert await lifetime.begin()
+        assert await store.keys() == []
+        other = StoreLifetime(kv, "s/", 60)
+        assert not await other.begin()
+        for each in (lifetime, other):
+            await each.end()
 
 
 @pytest.mark.long

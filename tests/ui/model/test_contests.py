@@ -17,23 +17,20 @@ def stored(kv_client: raftkv.Client, prefix: str) -> list[dict]:
     ]
 
 
-def test_queues_of_the_library_say_who_holds_and_who_waits(raftkv_cluster, raftkv_client, model: Model) -> None:
-    async def contend() -> None:
-        async with raftkv.aio.connect(raftkv_cluster.endpoints) as kv_client, asyncio.TaskGroup() as tasks:
-            first = kv_client.lock("jobs/lock")
-            await first.acquire()
-            waiting = tasks.create_task(kv_client.lock("jobs/lock").acquire())
-            async with kv_client.campaign("jobs/leader", "node-1"):
-                await asyncio.to_thread(wait_for, lambda: len(stored(raftkv_client, "jobs/lock/")) == 2, "two entries")
-                events = await asyncio.to_thread(stored, raftkv_client, "jobs/")
-            waiting.cancel()
-            leader, lock = model.run("contests", events=events)
-            assert (leader["name"], leader["kind"], leader["holder"]["value"]) == ("jobs/leader", "election", "node-1")
-            assert (lock["name"], lock["kind"], lock["holder"]["token"]) == ("jobs/lock", "lock", first.fence)
-            assert [one["token"] > first.fence for one in lock["waiting"]] == [True]
-            await first.release()
-
-    asyncio.run(contend())
+async def test_queues_of_the_library_say_who_holds_and_who_waits(raftkv_cluster, raftkv_client, model: Model) -> None:
+    async with raftkv.aio.connect(raftkv_cluster.endpoints) as kv_client, asyncio.TaskGroup() as tasks:
+        first = kv_client.lock("jobs/lock")
+        await first.acquire()
+        waiting = tasks.create_task(kv_client.lock("jobs/lock").acquire())
+        async with kv_client.campaign("jobs/leader", "node-1"):
+            await asyncio.to_thread(wait_for, lambda: len(stored(raftkv_client, "jobs/lock/")) == 2, "two entries")
+            events = await asyncio.to_thread(stored, raftkv_client, "jobs/")
+        waiting.cancel()
+        leader, lock = model.run("contests", events=events)
+        assert (leader["name"], leader["kind"], leader["holder"]["value"]) == ("jobs/leader", "election", "node-1")
+        assert (lock["name"], lock["kind"], lock["holder"]["token"]) == ("jobs/lock", "lock", first.fence)
+        assert [one["token"] > first.fence for one in lock["waiting"]] == [True]
+        await first.release()
 
 
 def test_only_keys_that_are_named_by_their_lease_are_entries(model: Model) -> None:
