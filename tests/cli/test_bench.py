@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import itertools
 import json
 import subprocess
@@ -97,13 +96,10 @@ def test_a_measurement_writes_below_its_own_prefix_says_so_and_deletes_its_keys(
     assert keys() == before, "keys of an earlier run go too"
 
 
-def test_refusals_are_counted_and_told(cluster: Cluster) -> None:
-    async def scenario() -> Result:
-        load = Load([cluster.endpoints[0]], clients=2, connections=1)
-        request = rpc_pb2.PutRequest(value=b"without a key").SerializeToString()
-        return await load.run(iter([("/etcdserverpb.KV/Put", request)] * 3), total=3)
-
-    result = asyncio.run(scenario())
+async def test_refusals_are_counted_and_told(cluster: Cluster) -> None:
+    load = Load([cluster.endpoints[0]], clients=2, connections=1)
+    request = rpc_pb2.PutRequest(value=b"without a key").SerializeToString()
+    result = await load.run(iter([("/etcdserverpb.KV/Put", request)] * 3), total=3)
     assert result.latencies_s == []
     assert list(result.errors.values()) == [3]
 

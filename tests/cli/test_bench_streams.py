@@ -152,12 +152,9 @@ def test_events_that_come_twice_or_out_of_order_are_seen(told: tuple[tuple[int, 
     assert counted(*told)[0].disordered == 1
 
 
-def test_a_cancelled_watcher_spoils_the_measurement() -> None:
-    async def scenario() -> Arrivals:
-        call = Call()
-        arrivals = Arrivals(1, 1)
-        CountingStream(call, [b"k"], arrivals)
-        call.tell(1, (), canceled=True, cancel_reason="no more")
-        return arrivals
-
-    assert asyncio.run(scenario()).error == "a watcher was cancelled: no more"
+async def test_a_cancelled_watcher_spoils_the_measurement() -> None:
+    call = Call()
+    arrivals = Arrivals(1, 1)
+    CountingStream(call, [b"k"], arrivals)
+    call.tell(1, (), canceled=True, cancel_reason="no more")
+    assert arrivals.error == "a watcher was cancelled: no more"

@@ -41,7 +41,7 @@ def test_percentiles():
     assert top.quantile(TEXT, "absent", 0.5) is None
 
 
-def test_over_tls_beside_a_channel(tmp_path: Path):
+async def test_over_tls_beside_a_channel(tmp_path: Path):
     """A channel has its context speak HTTP/2 alone: figures were missing in ``top`` of clusters under TLS."""
     files = Files.make(tmp_path)
     theirs = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
@@ -51,18 +51,15 @@ def test_over_tls_beside_a_channel(tmp_path: Path):
     async def answer(request: HttpRequest) -> HttpResponse:
         return HttpResponse(200, b"a_total 7\n")
 
-    async def main() -> dict[str, float]:
-        server = Server(http_handler=answer)
-        server.unary("/a.B/C", lambda call, data: call.reply(data))
-        ((host, port),) = await server.listen("127.0.0.1", 0, theirs)
-        channel = Channel([f"{host}:{port}"], ours)
-        assert await channel.unary("/a.B/C", b"x", 10.0) == b"x"
-        found = await asyncio.to_thread(top.fetch, f"{host}:{port}", ours, 10.0)
-        await channel.close()
-        await server.close()
-        return found
-
-    assert asyncio.run(main()) == {"a_total": 7.0}
+    server = Server(http_handler=answer)
+    server.unary("/a.B/C", lambda call, data: call.reply(data))
+    ((host, port),) = await server.listen("127.0.0.1", 0, theirs)
+    channel = Channel([f"{host}:{port}"], ours)
+    assert await channel.unary("/a.B/C", b"x", 10.0) == b"x"
+    found = await asyncio.to_thread(top.fetch, f"{host}:{port}", ours, 10.0)
+    await channel.close()
+    await server.close()
+    assert found == {"a_total": 7.0}
 
 
 def test_a_certificate_that_is_gone_is_a_failure_of_the_asking(tmp_path: Path):

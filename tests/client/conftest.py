@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -13,7 +12,6 @@ from raftkv.aio import Client, connect
 from tests.procs import ETCD_FAST, RAFTKV, Cluster, Program
 
 HERE = Path(__file__).resolve().parent
-Scenario = Callable[[Client], Awaitable[Any]]
 
 
 @pytest.fixture(scope="module", params=[ETCD_FAST, RAFTKV], ids=["etcd", "raftkv"])
@@ -24,18 +22,11 @@ def member(request: pytest.FixtureRequest) -> Iterator[Cluster]:
 
 
 @pytest.fixture
-def play(member: Cluster, request: pytest.FixtureRequest) -> Callable[..., Any]:
-    """Run a scenario with a client in a key space for this test only."""
-    namespace = f"{request.node.name}/"
-
-    def run(scenario: Scenario, **options: Any) -> Any:
-        async def main() -> Any:
-            async with connect(member.endpoints, namespace=namespace, **options) as kv:
-                return await asyncio.wait_for(scenario(kv), 120)
-
-        return asyncio.run(main())
-
-    return run
+@asynccontextmanager
+async def kv(member: Cluster, request: pytest.FixtureRequest) -> AsyncIterator[Client]:
+    """A client in a key space for this test only."""
+    async with connect(member.endpoints, namespace=f"{request.node.name}/") as client:
+        yield client
 
 
 @pytest.fixture(params=[ETCD_FAST, RAFTKV], ids=["etcd", "raftkv"])

@@ -85,7 +85,7 @@ def test_a_holder_that_hangs_is_not_waited_for_long(tmp_path: Path, monkeypatch:
     assert shared.get(digest) == each
 
 
-def test_a_failed_read_lets_the_next_one_try(tmp_path: Path) -> None:
+async def test_a_failed_read_lets_the_next_one_try(tmp_path: Path) -> None:
     ((digest, each),) = blobs(1).items()
     shared = SharedDirectory(tmp_path, 10_000)
     calls = 0
@@ -97,10 +97,7 @@ def test_a_failed_read_lets_the_next_one_try(tmp_path: Path) -> None:
             raise OSError("the store is away")
         return each
 
-    async def both() -> list[bytes | BaseException]:
-        return list(await asyncio.gather(*(shared.once(digest, read) for _ in range(3)), return_exceptions=True))
-
-    results = asyncio.run(both())
+    results = list(await asyncio.gather(*(shared.once(digest, read) for _ in range(3)), return_exceptions=True))
     assert sum(isinstance(result, OSError) for result in results) == 1
     assert calls == 2
 

@@ -189,14 +189,11 @@ CUTS = {
 
 
 @pytest.mark.parametrize("fault", CUTS)
-def test_partitions_cut_off_the_named_members(fault: str, tmp_path: Path) -> None:
-    async def cuts() -> set[tuple[int, int]]:
-        cluster = Cluster(tmp_path, Settings(network=True))
-        cluster.network = noted = Noted()
-        FAULTS[fault]().inject(cluster, cluster.members[:1])
-        return noted.cuts
-
-    assert asyncio.run(cuts()) == CUTS[fault]
+async def test_partitions_cut_off_the_named_members(fault: str, tmp_path: Path) -> None:
+    cluster = Cluster(tmp_path, Settings(network=True))
+    cluster.network = noted = Noted()
+    FAULTS[fault]().inject(cluster, cluster.members[:1])
+    assert noted.cuts == CUTS[fault]
 
 
 def test_network_faults_need_relays(tmp_path: Path) -> None:

@@ -39,17 +39,14 @@ def test_a_limit_too_low_is_an_error_of_configuration(monkeypatch: pytest.Monkey
         descriptors.client_connections(1)
 
 
-def test_a_lack_of_descriptors_is_logged_in_a_line_and_once(caplog: pytest.LogCaptureFixture) -> None:
-    async def scenario() -> None:
+async def test_a_lack_of_descriptors_is_logged_in_a_line_and_once(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.ERROR):
         loop = asyncio.get_running_loop()
         descriptors.log_lack_in_a_line(loop)
         for _ in range(16):
             error = OSError(24, "Too many open files")
             loop.call_exception_handler({"message": "socket.accept() out of system resource", "exception": error})
         loop.call_exception_handler({"message": "something else"})
-
-    with caplog.at_level(logging.ERROR):
-        asyncio.run(scenario())
     assert [record.getMessage() for record in caplog.records] == [
         "cannot accept connections, next attempt in a second: [Errno 24] Too many open files",
         "something else",

@@ -79,24 +79,20 @@ def test_a_socket_in_no_file_system_is_told_too():
         assert heard(listener) == ["READY=1\nSTATUS=serves"]
 
 
-def test_a_member_that_is_ready_says_so_until_there_is_room_for_it(systemd):
+async def test_a_member_that_is_ready_says_so_until_there_is_room_for_it(systemd):
     """A machine that starts fills the socket: systemd would have ended a member that serves, and started it anew."""
-
-    async def play() -> list[str]:
-        with contextlib.closing(socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)) as others:
-            others.setblocking(False)
-            with contextlib.suppress(BlockingIOError):
-                while True:
-                    others.sendto(b"READY=1", systemd.getsockname())
-        supervisor = Supervisor(systemd.getsockname())
-        supervisor.ready("serves")
-        assert "READY=1\nSTATUS=serves" not in heard(systemd)
-        systemd.setblocking(False)
-        text = await asyncio.wait_for(asyncio.get_running_loop().sock_recv(systemd, 4096), PATIENCE_S)
-        supervisor.close()
-        return [text.decode(), *heard(systemd)]
-
-    assert asyncio.run(play()) == ["READY=1\nSTATUS=serves"]
+    with contextlib.closing(socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)) as others:
+        others.setblocking(False)
+        with contextlib.suppress(BlockingIOError):
+            while True:
+                others.sendto(b"READY=1", systemd.getsockname())
+    supervisor = Supervisor(systemd.getsockname())
+    supervisor.ready("serves")
+    assert "READY=1\nSTATUS=serves" not in heard(systemd)
+    systemd.setblocking(False)
+    text = await asyncio.wait_for(asyncio.get_running_loop().sock_recv(systemd, 4096), PATIENCE_S)
+    supervisor.close()
+    assert [text.decode(), *heard(systemd)] == ["READY=1\nSTATUS=serves"]
 
 
 @pytest.mark.parametrize("address", ["/nowhere/notify", "vsock:2:1234"])

@@ -11,7 +11,7 @@ from raftkv.errors import UNAVAILABLE
 from tests.training import test_run
 from tests.training.test_run import PATIENCE_S, Job
 
-member, play = test_run.member, test_run.play
+member, job = test_run.member, test_run.job
 
 
 class LossyCore:
@@ -41,53 +41,44 @@ class LossyCore:
         raise from_status(UNAVAILABLE, "connection lost", definite=False)
 
 
-def test_a_copy_that_comes_late_undoes_nothing(play):
-    async def scenario(job: Job) -> None:
-        runs = await job.join(2)
-        counter, kv = runs[0].counter("steps"), runs[0].kv
-        kv.scope.core = lossy = LossyCore(kv.scope.core, is_done=False)
-        assert [await counter.add(1) for _ in range(2)] == [1, 2]
-        await lossy.late()
-        assert await runs[1].counter("steps").add(1) == 3
-        kv.scope.core = lossy = LossyCore(kv.scope.core, is_done=False)
-        for value in ("first", "second"):
-            await runs[0].put("note", value)
-        await lossy.late()
-        assert await runs[1].get("note") == b"second"
-
-    play(scenario)
+async def test_a_copy_that_comes_late_undoes_nothing(job: Job):
+    runs = await job.join(2)
+    counter, kv = runs[0].counter("steps"), runs[0].kv
+    kv.scope.core = lossy = LossyCore(kv.scope.core, is_done=False)
+    assert [await counter.add(1) for _ in range(2)] == [1, 2]
+    await lossy.late()
+    assert await runs[1].counter("steps").add(1) == 3
+    kv.scope.core = lossy = LossyCore(kv.scope.core, is_done=False)
+    for value in ("first", "second"):
+        await runs[0].put("note", value)
+    await lossy.late()
+    assert await runs[1].get("note") == b"second"
 
 
-def test_two_ranks_get_two_numbers_though_an_answer_is_lost(play):
-    async def scenario(job: Job) -> None:
-        runs = await job.join(2)
-        mine, other = (run.counter("steps") for run in runs)
-        kv, numbers = runs[0].kv, []
-        kv.scope.core = lossy = LossyCore(kv.scope.core, is_done=True)
+async def test_two_ranks_get_two_numbers_though_an_answer_is_lost(job: Job):
+    runs = await job.join(2)
+    mine, other = (run.counter("steps") for run in runs)
+    kv, numbers = runs[0].kv, []
+    kv.scope.core = lossy = LossyCore(kv.scope.core, is_done=True)
 
-        async def add() -> None:
-            numbers.append(await other.add(1))
+    async def add() -> None:
+        numbers.append(await other.add(1))
 
-        lossy.meanwhile = add
-        numbers.append(await mine.add(1))
-        assert sorted(numbers) == [1, 2]
-        numbers += [await mine.add(1), await other.add(1)]
-        assert numbers[2:] == [3, 4]
-
-    play(scenario)
+    lossy.meanwhile = add
+    numbers.append(await mine.add(1))
+    assert sorted(numbers) == [1, 2]
+    numbers += [await mine.add(1), await other.add(1)]
+    assert numbers[2:] == [3, 4]
 
 
-def test_a_barrier_opens_though_the_last_to_come_is_not_answered(play):
-    async def scenario(job: Job) -> None:
-        runs = await job.join(2)
-        runs[1].kv.scope.core = LossyCore(runs[1].kv.scope.core, is_done=True)
-        waiting = asyncio.ensure_future(runs[0].barrier("b"))
-        while not await job.below(f"{job.keys.sync(1)}at/barrier.b/1/arrived/"):  # noqa: ASYNC110  nothing tells of it
-            await asyncio.sleep(0.01)
-        await runs[1].barrier("b")
-        await waiting
-        await asyncio.gather(*(run.barrier("b") for run in runs))
-        left = await job.below(f"{job.keys.sync(1)}open/")
-        assert left == [f"{job.keys.sync(1)}open/barrier.b/2"]
-
-    play(scenario)
+async def test_a_barrier_opens_though_the_last_to_come_is_not_answered(job: Job):
+    runs = await job.join(2)
+    runs[1].kv.scope.core = LossyCore(runs[1].kv.scope.core, is_done=True)
+    waiting = asyncio.ensure_future(runs[0].barrier("b"))
+    while not await job.below(f"{job.keys.sync(1)}at/barrier.b/1/arrived/"):  # noqa: ASYNC110  nothing tells of it
+        await asyncio.sleep(0.01)
+    await runs[1].barrier("b")
+    await waiting
+    await asyncio.gather(*(run.barrier("b") for run in runs))
+    left = await job.below(f"{job.keys.sync(1)}open/")
+    assert left == [f"{job.keys.sync(1)}open/barrier.b/2"]

@@ -11,22 +11,19 @@ from raftkv.aio import put
 from tests.procs import RAFTKV, Cluster
 
 
-def test_cache_follows_prefix_and_reads_own_writes(play):
-    async def scenario(kv):
-        await kv.put_many({f"jobs/{number}": str(number % 3) for number in range(30)})
-        async with kv.cache("jobs/", indexes={"rest": lambda item: [item.text]}) as jobs:
-            assert (await jobs.select("rest", "1")).count == 10
-            for number in range(20):
-                await kv.txn().then(put("jobs/x", str(number)), put("jobs/y", str(number))).commit()
-                await kv.put("elsewhere", str(number))
-                page = await jobs.range("jobs/x", "jobs/z", linearizable=True)
-                assert [item.text for item in page] == [str(number)] * 2
-            done = await kv.delete("jobs/x")
-            assert await jobs.get("jobs/x", min_revision=done.revision) is None
-            await kv.compact(done.revision)
-            assert (await jobs.range(linearizable=True)).items == (await kv.range("jobs/", prefix=True)).items
-
-    play(scenario)
+async def test_cache_follows_prefix_and_reads_own_writes(kv):
+    await kv.put_many({f"jobs/{number}": str(number % 3) for number in range(30)})
+    async with kv.cache("jobs/", indexes={"rest": lambda item: [item.text]}) as jobs:
+        assert (await jobs.select("rest", "1")).count == 10
+        for number in range(20):
+            await kv.txn().then(put("jobs/x", str(number)), put("jobs/y", str(number))).commit()
+            await kv.put("elsewhere", str(number))
+            page = await jobs.range("jobs/x", "jobs/z", linearizable=True)
+            assert [item.text for item in page] == [str(number)] * 2
+        done = await kv.delete("jobs/x")
+        assert await jobs.get("jobs/x", min_revision=done.revision) is None
+        await kv.compact(done.revision)
+        assert (await jobs.range(linearizable=True)).items == (await kv.range("jobs/", prefix=True)).items
 
 
 def insist(kv, number):

@@ -40,94 +40,76 @@ def test_metadata_that_json_cannot_hold_is_refused(metadata):
 
 
 @pytest.mark.parametrize("service", ["", "greeter/"])
-def test_a_service_has_a_name(play, service):
-    async def scenario(kv):
-        with pytest.raises(ValueError, match="a service needs a name"):
-            kv.endpoints(service)
-        with pytest.raises(ValueError, match="an endpoint needs an address"):
-            await kv.endpoints("greeter").add("")
-
-    play(scenario)
+async def test_a_service_has_a_name(kv, service):
+    with pytest.raises(ValueError, match="a service needs a name"):
+        kv.endpoints(service)
+    with pytest.raises(ValueError, match="an endpoint needs an address"):
+        await kv.endpoints("greeter").add("")
 
 
-def test_endpoints_are_listed_changed_in_one_step_and_deleted(play):
-    async def scenario(kv):
-        greeter = kv.endpoints("greeter")
-        await greeter.add("10.0.0.1:80", {"zone": "a"})
-        await kv.endpoints("greeter-2").add("10.0.0.9:80")
-        assert await greeter.list() == {"10.0.0.1:80": Endpoint("10.0.0.1:80", {"zone": "a"})}
-        await greeter.update({"b": Endpoint("10.0.0.2:80")}, delete=["10.0.0.1:80"])
-        assert await greeter.list() == {"b": Endpoint("10.0.0.2:80")}
-        assert (await kv.get("greeter/b")).value == b'{"Op":0,"Addr":"10.0.0.2:80","Metadata":null}'
-        await greeter.delete("b")
-        await greeter.delete("b")
-        assert await greeter.list() == {}
-
-    play(scenario)
+async def test_endpoints_are_listed_changed_in_one_step_and_deleted(kv):
+    greeter = kv.endpoints("greeter")
+    await greeter.add("10.0.0.1:80", {"zone": "a"})
+    await kv.endpoints("greeter-2").add("10.0.0.9:80")
+    assert await greeter.list() == {"10.0.0.1:80": Endpoint("10.0.0.1:80", {"zone": "a"})}
+    await greeter.update({"b": Endpoint("10.0.0.2:80")}, delete=["10.0.0.1:80"])
+    assert await greeter.list() == {"b": Endpoint("10.0.0.2:80")}
+    assert (await kv.get("greeter/b")).value == b'{"Op":0,"Addr":"10.0.0.2:80","Metadata":null}'
+    await greeter.delete("b")
+    await greeter.delete("b")
+    assert await greeter.list() == {}
 
 
-def test_invalid_endpoint_value_is_named_and_hides_no_other(play, caplog):
-    async def scenario(kv):
-        greeter = kv.endpoints("greeter")
-        for name, value in {"1": "no json", "2": "[]", "3": '{"Addr":5}', "4": "[" * 100_000}.items():
-            await kv.put(f"greeter/{name}", value)
-        await kv.put("greeter/by-hand", '{"addr":"1.2.3.4","metadata":"x"}')
-        assert await greeter.list() == {"by-hand": Endpoint("1.2.3.4", "x")}
-
-    play(scenario)
+async def test_invalid_endpoint_value_is_named_and_hides_no_other(kv, caplog):
+    greeter = kv.endpoints("greeter")
+    for name, value in {"1": "no json", "2": "[]", "3": '{"Addr":5}', "4": "[" * 100_000}.items():
+        await kv.put(f"greeter/{name}", value)
+    await kv.put("greeter/by-hand", '{"addr":"1.2.3.4","metadata":"x"}')
+    assert await greeter.list() == {"by-hand": Endpoint("1.2.3.4", "x")}
     assert [record.args[0] for record in caplog.records] == [b"greeter/1", b"greeter/2", b"greeter/3", b"greeter/4"]
 
 
-def test_a_watch_shows_every_state(play):
-    async def scenario(kv):
-        greeter = kv.endpoints("greeter")
-        watch = greeter.watch()
+async def test_a_watch_shows_every_state(kv):
+    greeter = kv.endpoints("greeter")
+    watch = greeter.watch()
+    assert await anext(watch) == {}
+    await greeter.add("a:1")
+    assert await anext(watch) == {"a:1": Endpoint("a:1")}
+    await greeter.add("a:1")  # nothing changes
+    await greeter.update({"b:1": Endpoint("b:1")}, delete=["a:1"])
+    assert await anext(watch) == {"b:1": Endpoint("b:1")}
+    await kv.put("greeter/b:1", "broken")
+    assert await anext(watch) == {}
+    await watch.aclose()
+
+
+async def test_a_watch_whose_history_was_compacted_shows_the_present(kv):
+    greeter = kv.endpoints("greeter")
+    watch = greeter.watch()
+    assert await anext(watch) == {}
+    for name in ("a:1", "b:1"):
+        await greeter.add(name)
+    await kv.compact((await kv.range("greeter/", prefix=True)).revision)
+    assert set(await anext(watch)) == {"a:1", "b:1"}
+    await greeter.delete("a:1")
+    assert set(await anext(watch)) == {"b:1"}
+    await watch.aclose()
+
+
+async def test_a_registration_ends_with_its_block_and_comes_back_after_a_loss(kv):
+    greeter = kv.endpoints("greeter")
+    watch = greeter.watch()
+    assert await anext(watch) == {}
+    async with greeter.register("a:1", {"zone": "a"}, ttl=5) as session:
+        here = {"a:1": Endpoint("a:1", {"zone": "a"})}
+        assert await anext(watch) == here
+        assert (await kv.get("greeter/a:1")).lease == session.id
+        await kv.revoke(session.id)
         assert await anext(watch) == {}
-        await greeter.add("a:1")
-        assert await anext(watch) == {"a:1": Endpoint("a:1")}
-        await greeter.add("a:1")  # nothing changes
-        await greeter.update({"b:1": Endpoint("b:1")}, delete=["a:1"])
-        assert await anext(watch) == {"b:1": Endpoint("b:1")}
-        await kv.put("greeter/b:1", "broken")
-        assert await anext(watch) == {}
-        await watch.aclose()
-
-    play(scenario)
-
-
-def test_a_watch_whose_history_was_compacted_shows_the_present(play):
-    async def scenario(kv):
-        greeter = kv.endpoints("greeter")
-        watch = greeter.watch()
-        assert await anext(watch) == {}
-        for name in ("a:1", "b:1"):
-            await greeter.add(name)
-        await kv.compact((await kv.range("greeter/", prefix=True)).revision)
-        assert set(await anext(watch)) == {"a:1", "b:1"}
-        await greeter.delete("a:1")
-        assert set(await anext(watch)) == {"b:1"}
-        await watch.aclose()
-
-    play(scenario)
-
-
-def test_a_registration_ends_with_its_block_and_comes_back_after_a_loss(play):
-    async def scenario(kv):
-        greeter = kv.endpoints("greeter")
-        watch = greeter.watch()
-        assert await anext(watch) == {}
-        async with greeter.register("a:1", {"zone": "a"}, ttl=5) as session:
-            here = {"a:1": Endpoint("a:1", {"zone": "a"})}
-            assert await anext(watch) == here
-            assert (await kv.get("greeter/a:1")).lease == session.id
-            await kv.revoke(session.id)
-            assert await anext(watch) == {}
-            assert await asyncio.wait_for(anext(watch), 90) == here
-            assert session.generation == 2
-        assert await anext(watch) == {}
-        await watch.aclose()
-
-    play(scenario)
+        assert await asyncio.wait_for(anext(watch), 90) == here
+        assert session.generation == 2
+    assert await anext(watch) == {}
+    await watch.aclose()
 
 
 def test_the_blocking_twin(member):
@@ -146,12 +128,9 @@ def test_the_blocking_twin(member):
             assert next(servers for servers in watch if not servers) == {}
 
 
-def test_a_lease_that_is_not_there_refuses(play):
-    async def scenario(kv):
-        lease = await kv.lease(5, interrupt=False)
-        await lease.revoke()
-        with pytest.raises((StatusError, raftkv.LeaseLost)):
-            await kv.endpoints("greeter").add("a:1", lease=lease)
-        assert await kv.endpoints("greeter").list() == {}
-
-    play(scenario)
+async def test_a_lease_that_is_not_there_refuses(kv):
+    lease = await kv.lease(5, interrupt=False)
+    await lease.revoke()
+    with pytest.raises((StatusError, raftkv.LeaseLost)):
+        await kv.endpoints("greeter").add("a:1", lease=lease)
+    assert await kv.endpoints("greeter").list() == {}

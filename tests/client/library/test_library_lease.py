@@ -16,180 +16,148 @@ TTL_S = 5
 """A lease that a test revokes is missed at its next keep-alive. A shorter one would also end on a busy machine."""
 
 
-def test_a_lease_and_its_keys(play):
-    async def scenario(kv):
-        async with kv.lease(ttl=30) as lease:
-            await kv.put("k", "v", lease=lease)
-            await kv.txn().then(put("t", "v", lease=lease)).commit()
-            assert (await kv.get("k")).lease == lease.id
-            info = await lease.info(keys=True)
-            assert (info.id, info.granted_ttl, sorted(info.keys)) == (lease.id, 30, [b"k", b"t"])
-            assert 0 < lease.remaining_s <= 30
-            assert lease.id in await kv.leases()
-            other = await kv.lease(ttl=30, id=lease.id + 1)
-            with pytest.raises(errors.LeaseExistsError):
-                await kv.lease(ttl=30, id=other.id)
-            await kv.revoke(other.id)
-        assert await kv.get("k") is None
-        assert not lease.lost.is_set()
-        assert (await kv.lease_info(lease.id)).ttl == -1
-        with pytest.raises(LeaseLost, match=rf"^lease {lease.id:x} is lost: it was revoked$"):
-            await kv.put("k", "v", lease=lease)
-        with pytest.raises(errors.LeaseNotFoundError):
-            await kv.revoke(lease.id)
-
-    play(scenario)
+async def test_a_lease_and_its_keys(kv):
+    async with kv.lease(ttl=30) as lease:
+        await kv.put("k", "v", lease=lease)
+        await kv.txn().then(put("t", "v", lease=lease)).commit()
+        assert (await kv.get("k")).lease == lease.id
+        info = await lease.info(keys=True)
+        assert (info.id, info.granted_ttl, sorted(info.keys)) == (lease.id, 30, [b"k", b"t"])
+        assert 0 < lease.remaining_s <= 30
+        assert lease.id in await kv.leases()
+        other = await kv.lease(ttl=30, id=lease.id + 1)
+        with pytest.raises(errors.LeaseExistsError):
+            await kv.lease(ttl=30, id=other.id)
+        await kv.revoke(other.id)
+    assert await kv.get("k") is None
+    assert not lease.lost.is_set()
+    assert (await kv.lease_info(lease.id)).ttl == -1
+    with pytest.raises(LeaseLost, match=rf"^lease {lease.id:x} is lost: it was revoked$"):
+        await kv.put("k", "v", lease=lease)
+    with pytest.raises(errors.LeaseNotFoundError):
+        await kv.revoke(lease.id)
 
 
 @pytest.mark.parametrize("what", ["session", "lease", "endpoint"])
-def test_lease_or_session_ends_while_its_task_is_cancelled(play, what):
+async def test_lease_or_session_ends_while_its_task_is_cancelled(kv, what):
     """End it all the same: a session lived on, with its keys, as long as its client; a lease until its TTL."""
+    before, ending, opened = set(await kv.leases()), asyncio.Event(), []
 
-    async def scenario(kv):
-        before, ending, opened = set(await kv.leases()), asyncio.Event(), []
+    async def work():
+        made = {
+            "session": lambda: kv.session(ttl=600), "lease": lambda: kv.lease(ttl=600),
+            "endpoint": lambda: kv.endpoints("greeter").register("10.0.0.1:80", ttl=600),
+        }[what]()  # fmt: skip
+        async with made as opened_now:
+            opened.append(opened_now)
+            await kv.put("k", "v", lease=opened_now)
+            ending.set()
 
-        async def work():
-            made = {
-                "session": lambda: kv.session(ttl=600), "lease": lambda: kv.lease(ttl=600),
-                "endpoint": lambda: kv.endpoints("greeter").register("10.0.0.1:80", ttl=600),
-            }[what]()  # fmt: skip
-            async with made as opened_now:
-                opened.append(opened_now)
-                await kv.put("k", "v", lease=opened_now)
-                ending.set()
-
-        task = asyncio.create_task(work())
-        await ending.wait()
-        await asyncio.sleep(0)
-        task.cancel()
-        await asyncio.wait([task])
-        await until(lambda: _are(kv, before))
-        assert await kv.get("k") is None
-        assert opened[0].id not in kv.scope.keeper._leases
-
-    play(scenario)
+    task = asyncio.create_task(work())
+    await ending.wait()
+    await asyncio.sleep(0)
+    task.cancel()
+    await asyncio.wait([task])
+    await until(lambda: _are(kv, before))
+    assert await kv.get("k") is None
+    assert opened[0].id not in kv.scope.keeper._leases
 
 
 async def _are(kv, leases):
     return set(await kv.leases()) <= leases
 
 
-def test_a_lease_that_many_ask_for_at_once_is_granted_once(play):
-    async def scenario(kv):
-        before = set(await kv.leases())
-        lease, session = kv.lease(ttl=30), kv.session(ttl=30)
-        await asyncio.gather(*(lease.grant() for _ in range(5)), *(session.establish() for _ in range(5)))
-        assert set(await kv.leases()) - before == {lease.id, session.id}
-        await lease.revoke()
-        await session.close()
-        assert set(await kv.leases()) - before == set()
-
-    play(scenario)
+async def test_a_lease_that_many_ask_for_at_once_is_granted_once(kv):
+    before = set(await kv.leases())
+    lease, session = kv.lease(ttl=30), kv.session(ttl=30)
+    await asyncio.gather(*(lease.grant() for _ in range(5)), *(session.establish() for _ in range(5)))
+    assert set(await kv.leases()) - before == {lease.id, session.id}
+    await lease.revoke()
+    await session.close()
+    assert set(await kv.leases()) - before == set()
 
 
-def test_waiting_for_a_session_has_its_limit(play):
-    async def scenario(kv):
-        async with kv.session(ttl=30) as session:
-            await session.established(timeout_s=30)
-            with pytest.raises(TimeoutError, match=r"^the session was not established within 0.01 s$"):
-                await session.established(2, timeout_s=0.01)
-
-    play(scenario)
+async def test_waiting_for_a_session_has_its_limit(kv):
+    async with kv.session(ttl=30) as session:
+        await session.established(timeout_s=30)
+        with pytest.raises(TimeoutError, match=r"^the session was not established within 0.01 s$"):
+            await session.established(2, timeout_s=0.01)
 
 
 @pytest.mark.long
-def test_leases_are_kept_alive(play):
-    async def scenario(kv):
-        leases = [await kv.lease(ttl=10) for _ in range(20)]
-        for _ in range(2):
-            await asyncio.gather(*(renewed(lease, lease.remaining_s) for lease in leases))
-        assert all(lease.alive for lease in leases)
-        assert {lease.id for lease in leases} <= set(await kv.leases())
-
-    play(scenario)
+async def test_leases_are_kept_alive(kv):
+    leases = [await kv.lease(ttl=10) for _ in range(20)]
+    for _ in range(2):
+        await asyncio.gather(*(renewed(lease, lease.remaining_s) for lease in leases))
+    assert all(lease.alive for lease in leases)
+    assert {lease.id for lease in leases} <= set(await kv.leases())
 
 
 @pytest.mark.long
-def test_a_grace_and_patience_change_nothing_for_an_owner_that_is_there(play):
+async def test_a_grace_and_patience_change_nothing_for_an_owner_that_is_there(kv):
     """etcd does not know of them; raftkv does."""
+    lease = await kv.lease(ttl=10, disconnect_grace_s=0.1, patient=True)
+    await kv.put("k", "v", lease=lease)
+    for _ in range(2):
+        await renewed(lease, lease.remaining_s)
+    assert (await kv.get("k")).lease == lease.id
+    await lease.revoke()
+    assert await kv.get("k") is None
+    assert not lease.alive
 
-    async def scenario(kv):
-        lease = await kv.lease(ttl=10, disconnect_grace_s=0.1, patient=True)
+
+async def test_lease_loss_reaches_every_user_of_the_lease(kv):
+    told = []
+    lease = await kv.lease(ttl=TTL_S, on_lost=told.append)
+    await kv.revoke(lease.id)  # by another client, as far as the lease can know
+    async with asyncio.timeout(90):
+        await lease.lost.wait()
+    assert told == [lease]
+    text = rf"^lease {lease.id:x} is lost: the cluster no longer knows it$"
+    for relied in (
+        lambda: kv.put("k", "v", lease=lease),
+        lambda: kv.put_many({"k": "v"}, lease=lease),
+        lambda: kv.txn().then(put("k", "v", lease=lease)).commit(),
+    ):
+        with pytest.raises(LeaseLost, match=text) as raised:
+            await relied()
+        assert raised.value.definite
+    late = []
+    lease.on_lost(late.append)
+    assert late == [lease]
+
+
+async def test_a_write_finds_the_loss_first(kv):
+    told = []
+    lease = await kv.lease(ttl=60, on_lost=told.append)
+    await kv.revoke(lease.id)
+    with pytest.raises(LeaseLost):
         await kv.put("k", "v", lease=lease)
-        for _ in range(2):
-            await renewed(lease, lease.remaining_s)
-        assert (await kv.get("k")).lease == lease.id
-        await lease.revoke()
-        assert await kv.get("k") is None
-        assert not lease.alive
-
-    play(scenario)
+    assert told == [lease]
 
 
-def test_lease_loss_reaches_every_user_of_the_lease(play):
-    async def scenario(kv):
-        told = []
-        lease = await kv.lease(ttl=TTL_S, on_lost=told.append)
-        await kv.revoke(lease.id)  # by another client, as far as the lease can know
-        async with asyncio.timeout(90):
+async def test_a_loss_interrupts_the_block(kv):
+    async def interrupted():
+        async with kv.lease(ttl=2) as lease:
+            await kv.revoke(lease.id)
+            await asyncio.Event().wait()
+
+    async def told_at_the_end():
+        async with kv.lease(ttl=2, interrupt=False) as lease:
+            await kv.revoke(lease.id)
             await lease.lost.wait()
-        assert told == [lease]
-        text = rf"^lease {lease.id:x} is lost: the cluster no longer knows it$"
-        for relied in (
-            lambda: kv.put("k", "v", lease=lease),
-            lambda: kv.put_many({"k": "v"}, lease=lease),
-            lambda: kv.txn().then(put("k", "v", lease=lease)).commit(),
-        ):
-            with pytest.raises(LeaseLost, match=text) as raised:
-                await relied()
-            assert raised.value.definite
-        late = []
-        lease.on_lost(late.append)
-        assert late == [lease]
 
-    play(scenario)
-
-
-def test_a_write_finds_the_loss_first(play):
-    async def scenario(kv):
-        told = []
-        lease = await kv.lease(ttl=60, on_lost=told.append)
-        await kv.revoke(lease.id)
+    for block in (interrupted, told_at_the_end):
         with pytest.raises(LeaseLost):
-            await kv.put("k", "v", lease=lease)
-        assert told == [lease]
-
-    play(scenario)
+            await block()
+    assert asyncio.current_task().cancelling() == 0
 
 
-def test_a_loss_interrupts_the_block(play):
-    async def scenario(kv):
-        async def interrupted():
-            async with kv.lease(ttl=2) as lease:
-                await kv.revoke(lease.id)
-                await asyncio.Event().wait()
-
-        async def told_at_the_end():
-            async with kv.lease(ttl=2, interrupt=False) as lease:
-                await kv.revoke(lease.id)
-                await lease.lost.wait()
-
-        for block in (interrupted, told_at_the_end):
-            with pytest.raises(LeaseLost):
-                await block()
-        assert asyncio.current_task().cancelling() == 0
-
-    play(scenario)
-
-
-def test_a_lease_that_was_never_granted(play):
-    async def scenario(kv):
-        with pytest.raises(LeaseLost, match="never granted"):
-            await kv.put("k", "v", lease=kv.lease(ttl=5))
-        with pytest.raises(ValueError, match="must be positive"):
-            kv.lease(ttl=0)
-
-    play(scenario)
+async def test_a_lease_that_was_never_granted(kv):
+    with pytest.raises(LeaseLost, match="never granted"):
+        await kv.put("k", "v", lease=kv.lease(ttl=5))
+    with pytest.raises(ValueError, match="must be positive"):
+        kv.lease(ttl=0)
 
 
 async def test_closing_the_client_loses_its_leases(member):
@@ -266,75 +234,66 @@ def test_ctrl_c_in_a_block_is_not_held_up_by_a_cluster_that_is_away(member, monk
         server.send_signal(signal.SIGCONT)
 
 
-def test_a_session_comes_back_with_its_keys(play):
-    async def scenario(kv):
-        told = []
-        session = kv.session(
-            ttl=TTL_S,
-            on_lost=lambda session: told.append(("lost", session.generation)),
-            on_established=lambda session: told.append(("established", session.generation)),
-        )
-        with pytest.raises(LeaseLost, match="never established"):
-            await kv.put("early", "v", lease=session)
-        async with session:
-            await session.keep("kept", "1")
-            await session.keep("dropped", "1")
-            await session.drop("dropped")
-            await kv.put("bound", "2", lease=session)
-            first = session.id
-            await kv.revoke(first)
-            async with asyncio.timeout(90):
-                await session.established(2)
-            assert told == [("lost", 1), ("established", 2)]
-            assert session.id != first
-            assert (await kv.get("kept")).lease == session.id
-            assert await kv.get("bound") is None
-            assert await kv.get("dropped") is None
-        assert await kv.get("kept") is None
+async def test_a_session_comes_back_with_its_keys(kv):
+    told = []
+    session = kv.session(
+        ttl=TTL_S,
+        on_lost=lambda session: told.append(("lost", session.generation)),
+        on_established=lambda session: told.append(("established", session.generation)),
+    )
+    with pytest.raises(LeaseLost, match="never established"):
+        await kv.put("early", "v", lease=session)
+    async with session:
+        await session.keep("kept", "1")
+        await session.keep("dropped", "1")
+        await session.drop("dropped")
+        await kv.put("bound", "2", lease=session)
+        first = session.id
+        await kv.revoke(first)
+        async with asyncio.timeout(90):
+            await session.established(2)
         assert told == [("lost", 1), ("established", 2)]
-
-    play(scenario)
-
-
-def test_session_drops_no_key_that_another_client_has_put_since(play):
-    async def scenario(kv):
-        async with kv.session(ttl=TTL_S) as session, kv.session(ttl=60) as other:
-            for name in ("plain", "of another session"):
-                await session.keep(name, "1")
-            await kv.put("plain", "2")
-            await other.keep("of another session", "2")
-            for name in ("plain", "of another session"):
-                await session.drop(name)
-                assert (await kv.get(name)).value == b"2"
-
-    play(scenario)
+        assert session.id != first
+        assert (await kv.get("kept")).lease == session.id
+        assert await kv.get("bound") is None
+        assert await kv.get("dropped") is None
+    assert await kv.get("kept") is None
+    assert told == [("lost", 1), ("established", 2)]
 
 
-def test_session_that_comes_back_takes_no_key_that_another_client_has_put_since(play, caplog):
-    async def scenario(kv):
-        async with kv.session(ttl=TTL_S) as session, kv.session(ttl=60) as other:
-            for name in ("mine", "plain", "of another session"):
-                await session.keep(name, "1")
-            await kv.put("plain", "2")
-            await other.keep("of another session", "2")
-            for generation in (2, 3):
-                await kv.revoke(session.id)
-                async with asyncio.timeout(90):
-                    await session.established(generation)
-                found = {item.key: (item.value, item.lease) for item in await kv.range("", prefix=True)}
-                assert found == {
-                    b"mine": (b"1", session.id),
-                    b"plain": (b"2", 0),
-                    b"of another session": (b"2", other.id),
-                }
-            await session.keep("plain", "3")  # asked for again, it is this session's again
-            assert (await kv.get("plain")).lease == session.id
-        assert [record.args for record in caplog.records if "no longer maintains it" in record.msg] == [
-            (b"plain",),
-            (b"of another session",),
-        ]
+async def test_session_drops_no_key_that_another_client_has_put_since(kv):
+    async with kv.session(ttl=TTL_S) as session, kv.session(ttl=60) as other:
+        for name in ("plain", "of another session"):
+            await session.keep(name, "1")
+        await kv.put("plain", "2")
+        await other.keep("of another session", "2")
+        for name in ("plain", "of another session"):
+            await session.drop(name)
+            assert (await kv.get(name)).value == b"2"
 
-    play(scenario)
+
+async def test_session_that_comes_back_takes_no_key_that_another_client_has_put_since(kv, caplog):
+    async with kv.session(ttl=TTL_S) as session, kv.session(ttl=60) as other:
+        for name in ("mine", "plain", "of another session"):
+            await session.keep(name, "1")
+        await kv.put("plain", "2")
+        await other.keep("of another session", "2")
+        for generation in (2, 3):
+            await kv.revoke(session.id)
+            async with asyncio.timeout(90):
+                await session.established(generation)
+            found = {item.key: (item.value, item.lease) for item in await kv.range("", prefix=True)}
+            assert found == {
+                b"mine": (b"1", session.id),
+                b"plain": (b"2", 0),
+                b"of another session": (b"2", other.id),
+            }
+        await session.keep("plain", "3")  # asked for again, it is this session's again
+        assert (await kv.get("plain")).lease == session.id
+    assert [record.args for record in caplog.records if "no longer maintains it" in record.msg] == [
+        (b"plain",),
+        (b"of another session",),
+    ]
 
 
 def hold_puts_of(session):
@@ -352,62 +311,53 @@ def hold_puts_of(session):
     return begun, go_on
 
 
-def test_keys_kept_and_dropped_while_a_session_comes_back_count(play):
-    async def scenario(kv):
-        async with kv.session(ttl=TTL_S) as session:
-            for name in ("changed", "dropped", "last"):
-                await session.keep(name, "1")
-            begun, go_on = hold_puts_of(session)
-            await kv.revoke(session.id)
-            async with asyncio.timeout(90):
-                await begun.wait()
-            for name in ("changed", "late"):
-                with pytest.raises(LeaseLost):
-                    await session.keep(name, "2")
-            await session.drop("dropped")
-            go_on.set()
-            async with asyncio.timeout(90):
-                await session.established(2)
-            found = {item.key: (item.value, item.lease == session.id) for item in await kv.range("", prefix=True)}
-            assert found == {b"changed": (b"2", True), b"last": (b"1", True), b"late": (b"2", True)}
-
-    play(scenario)
-
-
-def test_a_session_that_is_closed_while_it_comes_back_leaves_nothing(play):
-    async def scenario(kv):
-        session = await kv.session(ttl=TTL_S)
-        await session.keep("kept", "1")
-        begun, _ = hold_puts_of(session)
+async def test_keys_kept_and_dropped_while_a_session_comes_back_count(kv):
+    async with kv.session(ttl=TTL_S) as session:
+        for name in ("changed", "dropped", "last"):
+            await session.keep(name, "1")
+        begun, go_on = hold_puts_of(session)
         await kv.revoke(session.id)
         async with asyncio.timeout(90):
             await begun.wait()
-        await session.close()
-        assert await kv.get("kept") is None
+        for name in ("changed", "late"):
+            with pytest.raises(LeaseLost):
+                await session.keep(name, "2")
+        await session.drop("dropped")
+        go_on.set()
+        async with asyncio.timeout(90):
+            await session.established(2)
+        found = {item.key: (item.value, item.lease == session.id) for item in await kv.range("", prefix=True)}
+        assert found == {b"changed": (b"2", True), b"last": (b"1", True), b"late": (b"2", True)}
 
-    play(scenario)
+
+async def test_a_session_that_is_closed_while_it_comes_back_leaves_nothing(kv):
+    session = await kv.session(ttl=TTL_S)
+    await session.keep("kept", "1")
+    begun, _ = hold_puts_of(session)
+    await kv.revoke(session.id)
+    async with asyncio.timeout(90):
+        await begun.wait()
+    await session.close()
+    assert await kv.get("kept") is None
 
 
-def test_a_session_whose_keys_cannot_be_put_keeps_no_lease_of_an_attempt(play):
-    async def scenario(kv):
-        async with kv.session(ttl=TTL_S) as session:
-            await session.keep("kept", "1")
-            put_now, failures = session._put_again, []
+async def test_a_session_whose_keys_cannot_be_put_keeps_no_lease_of_an_attempt(kv):
+    async with kv.session(ttl=TTL_S) as session:
+        await session.keep("kept", "1")
+        put_now, failures = session._put_again, []
 
-            async def put_in_vain(name, value, lease, own):
-                if len(failures) == 3:
-                    return await put_now(name, value, lease, own)
-                failures.append(lease)
-                if len(failures) == 2:
-                    await put_now(name, value, lease, own)  # it came through, and its answer was lost
-                raise errors.NoSpaceError()
+        async def put_in_vain(name, value, lease, own):
+            if len(failures) == 3:
+                return await put_now(name, value, lease, own)
+            failures.append(lease)
+            if len(failures) == 2:
+                await put_now(name, value, lease, own)  # it came through, and its answer was lost
+            raise errors.NoSpaceError()
 
-            session._put_again = put_in_vain
-            await kv.revoke(session.id)
-            async with asyncio.timeout(90):
-                await session.established(2)
-            assert len(failures) == 3
-            assert not any(lease.alive for lease in failures)
-            assert (await kv.get("kept")).lease == session.id
-
-    play(scenario)
+        session._put_again = put_in_vain
+        await kv.revoke(session.id)
+        async with asyncio.timeout(90):
+            await session.established(2)
+        assert len(failures) == 3
+        assert not any(lease.alive for lease in failures)
+        assert (await kv.get("kept")).lease == session.id

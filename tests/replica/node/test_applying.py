@@ -314,15 +314,11 @@ async def test_a_snapshot_replaces_what_a_turn_left_for_the_next(monkeypatch: py
 
 
 @pytest.mark.interpreted
-def test_log_says_whose_entry_was_slow(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+async def test_log_says_whose_entry_was_slow(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     monkeypatch.setattr(applying, "SLOW_S", 0.0)
-
-    async def scenario() -> float:
-        world, deletion = await begun()
-        await passes(world, lambda: deletion.outcome is not None)
-        return sum(use.seconds for _, use in world.node.uses.figures())
-
-    assert asyncio.run(scenario()) > 0, "its time counts, too"
+    world, deletion = await begun()
+    await passes(world, lambda: deletion.outcome is not None)
+    assert sum(use.seconds for _, use in world.node.uses.figures()) > 0, "its time counts, too"
     (record,) = [one for one in caplog.records if "slow apply" in one.getMessage()]
     assert record.getMessage().startswith("slow apply: an entry (DELETE_RANGE) took ")
     assert record.getMessage().endswith("from 'member'")

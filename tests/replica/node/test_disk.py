@@ -131,19 +131,16 @@ def test_a_fast_disk_is_written_on_the_loop(log: FakeLog) -> None:
     assert log.events == [1, "sync"]
 
 
-def test_syncs_are_reported_to_the_observer(log: FakeLog) -> None:
-    async def scenario() -> tuple[int, int]:
-        counted: list[float] = []
-        seen: list[float] = []
-        disk = Disk(log, asyncio.get_running_loop(), lambda error: None, counted.append)
-        for index, observer in enumerate((None, seen.append, None), 1):
-            disk.observer = observer
-            disk.submit(_batch(index, []))
-            await _all_durable(disk)
-        disk.close()
-        return len(counted), len(seen)
-
-    assert asyncio.run(scenario()) == (6, 2)
+async def test_syncs_are_reported_to_the_observer(log: FakeLog) -> None:
+    counted: list[float] = []
+    seen: list[float] = []
+    disk = Disk(log, asyncio.get_running_loop(), lambda error: None, counted.append)
+    for index, observer in enumerate((None, seen.append, None), 1):
+        disk.observer = observer
+        disk.submit(_batch(index, []))
+        await _all_durable(disk)
+    disk.close()
+    assert (len(counted), len(seen)) == (6, 2)
 
 
 async def test_segments_are_deleted_on_the_thread_however_fast_the_disk_is() -> None:
@@ -465,18 +462,14 @@ async def test_a_sync_that_fails_at_the_end_is_reported(log: FakeLog) -> None:
 
 @pytest.mark.interpreted
 @pytest.mark.usefixtures("slow")
-def test_an_armed_failpoint_acts_on_the_thread(log: FakeLog) -> None:
+async def test_an_armed_failpoint_acts_on_the_thread(log: FakeLog) -> None:
     """One that sleeps stands for a slow disk, which must not hold the loop."""
-
-    async def scenario() -> None:
+    failpoints.arm("walBeforeSync", "count")
+    try:
         disk = Disk(log, asyncio.get_running_loop(), lambda error: None, lambda seconds: None, FakeBeside())
         disk.submit(_batch(1, []))
         await _until(lambda: not disk.outstanding)
         disk.close()
-
-    failpoints.arm("walBeforeSync", "count")
-    try:
-        asyncio.run(scenario())
     finally:
         failpoints.disarm_all()
     assert log.threads.isdisjoint({threading.get_ident()})

@@ -296,17 +296,14 @@ def test_without_room_nothing_is_received(
     assert names(tmp_path) == []
 
 
-def test_receive_is_cancelled_when_room_is_needed(tmp_path: Path, sent: tuple[Path, SnapshotInfo]) -> None:
-    async def scenario() -> object:
-        taker = SnapshotReceiver(tmp_path, lambda index: False)
-        call: Any = Call(chunks_of(sent)[:3], hangs=True)
-        receiving = asyncio.create_task(taker.receive(call, 1))
-        await until(lambda: names(tmp_path))
-        assert taker.give_up()
-        assert not taker.give_up()
-        return (await asyncio.gather(receiving, return_exceptions=True))[0]
-
-    error = asyncio.run(scenario())
+async def test_receive_is_cancelled_when_room_is_needed(tmp_path: Path, sent: tuple[Path, SnapshotInfo]) -> None:
+    taker = SnapshotReceiver(tmp_path, lambda index: False)
+    call: Any = Call(chunks_of(sent)[:3], hangs=True)
+    receiving = asyncio.create_task(taker.receive(call, 1))
+    await until(lambda: names(tmp_path))
+    assert taker.give_up()
+    assert not taker.give_up()
+    error = (await asyncio.gather(receiving, return_exceptions=True))[0]
     assert isinstance(error, StorageError)
     assert "the disk is full" in str(error)
     assert names(tmp_path) == []
@@ -406,25 +403,21 @@ async def test_bytes_that_a_power_cut_lost_are_found_missing(
     assert names(tmp_path) == [PLACED]
 
 
-def test_the_next_stream_ends_one_that_is_not_known_to_be_dead(
+async def test_the_next_stream_ends_one_that_is_not_known_to_be_dead(
     tmp_path: Path, sent: tuple[Path, SnapshotInfo], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(receiver, "WRITE_BYTES", 1)
-
-    async def scenario() -> list[object]:
-        taker = SnapshotReceiver(tmp_path, lambda index: False)
-        dead: Any = Call(resumable(sent, 0, 20_000), hangs=True)
-        receiving = asyncio.create_task(taker.receive(dead, 1))
-        await until(lambda: dead._chunks == [])
-        assert await _offset(taker, sent[1]) == 20_000
-        second: Any = Call(resumable(sent, 20_000, 20_400), hangs=True)
-        replaced = asyncio.create_task(taker.receive(second, 1))
-        await until(lambda: second._chunks == [])
-        # Without a question too.
-        whole = await _take(taker, resumable(sent))
-        return [whole, *await asyncio.gather(receiving, replaced, return_exceptions=True)]
-
-    whole, *ended = asyncio.run(scenario())
+    taker = SnapshotReceiver(tmp_path, lambda index: False)
+    dead: Any = Call(resumable(sent, 0, 20_000), hangs=True)
+    receiving = asyncio.create_task(taker.receive(dead, 1))
+    await until(lambda: dead._chunks == [])
+    assert await _offset(taker, sent[1]) == 20_000
+    second: Any = Call(resumable(sent, 20_000, 20_400), hangs=True)
+    replaced = asyncio.create_task(taker.receive(second, 1))
+    await until(lambda: second._chunks == [])
+    # Without a question too.
+    whole = await _take(taker, resumable(sent))
+    whole, *ended = [whole, *await asyncio.gather(receiving, replaced, return_exceptions=True)]
     assert isinstance(whole, Message)
     assert [type(error) for error in ended] == [asyncio.CancelledError] * 2
     assert names(tmp_path) == [PLACED]
@@ -461,24 +454,20 @@ class Check:
         assert self.may_end.wait(60)
 
 
-def test_database_being_checked_is_not_taken_for_an_abandoned_one(
+async def test_database_being_checked_is_not_taken_for_an_abandoned_one(
     tmp_path: Path, sent: tuple[Path, SnapshotInfo], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The time of a broken stream's rest ended while all of it had come by the next: it was removed."""
 
     monkeypatch.setattr(receiver, "WRITE_BYTES", 1)
-
-    async def scenario() -> object:
-        check = Check(monkeypatch)
-        taker = SnapshotReceiver(tmp_path, lambda index: False)
-        await _take(taker, resumable(sent, 0, 20_000))
-        whole = asyncio.create_task(_take(taker, resumable(sent, 20_000)))
-        await until(check.begun.is_set)
-        assert not taker._partials.remove()
-        check.may_end.set()
-        return await whole
-
-    assert isinstance(asyncio.run(scenario()), Message)
+    check = Check(monkeypatch)
+    taker = SnapshotReceiver(tmp_path, lambda index: False)
+    await _take(taker, resumable(sent, 0, 20_000))
+    whole = asyncio.create_task(_take(taker, resumable(sent, 20_000)))
+    await until(check.begun.is_set)
+    assert not taker._partials.remove()
+    check.may_end.set()
+    assert isinstance(await whole, Message)
     assert names(tmp_path) == [PLACED]
 
 
@@ -499,33 +488,29 @@ class Second(Call):
         return await super().receive()
 
 
-def test_a_stream_does_not_write_to_a_file_that_is_being_checked(
+async def test_a_stream_does_not_write_to_a_file_that_is_being_checked(
     tmp_path: Path, sent: tuple[Path, SnapshotInfo], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A sender whose connection broke silently comes again: it wrote on into what was by then the database in use."""
     looked: list[bytes] = []
-
-    async def scenario() -> list[object]:
-        check = Check(monkeypatch)
-        taker = SnapshotReceiver(tmp_path, lambda index: False)
-        first = asyncio.create_task(_take(taker, resumable(sent)))
-        await until(check.begun.is_set)
-        call: Any = Second(resumable(sent), first, lambda: looked.append((tmp_path / PLACED).read_bytes()))
-        second = asyncio.create_task(taker.receive(call, 1))
-        await until(lambda: call.is_begun)
-        for _ in range(200):  # more than the second one needs to open a file
-            await asyncio.sleep(0)
-        check.may_end.set()
-        return list(await asyncio.gather(first, second, return_exceptions=True))
-
-    messages = asyncio.run(scenario())
+    check = Check(monkeypatch)
+    taker = SnapshotReceiver(tmp_path, lambda index: False)
+    first = asyncio.create_task(_take(taker, resumable(sent)))
+    await until(check.begun.is_set)
+    call: Any = Second(resumable(sent), first, lambda: looked.append((tmp_path / PLACED).read_bytes()))
+    second = asyncio.create_task(taker.receive(call, 1))
+    await until(lambda: call.is_begun)
+    for _ in range(200):  # more than the second one needs to open a file
+        await asyncio.sleep(0)
+    check.may_end.set()
+    messages = list(await asyncio.gather(first, second, return_exceptions=True))
     assert looked
     assert all(data == sent[0].read_bytes() for data in looked)
     assert [type(message) for message in messages] == [Message, Message]
     assert names(tmp_path) == [PLACED]
 
 
-def test_receive_cancelled_during_allocation_frees_the_room(
+async def test_receive_cancelled_during_allocation_frees_the_room(
     tmp_path: Path, sent: tuple[Path, SnapshotInfo], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Without its name, but open, the file took the room of a whole database until the member was started anew."""
@@ -542,20 +527,17 @@ def test_receive_cancelled_during_allocation_frees_the_room(
         targets = [os.readlink(link) for link in links if os.path.islink(link)]
         return [target for target in targets if target.startswith(str(tmp_path))]
 
-    async def scenario() -> object:
-        taker = SnapshotReceiver(tmp_path, lambda index: False)
-        with monkeypatch.context() as patch:
-            patch.setattr(os, "posix_fallocate", slow)
-            receiving = asyncio.create_task(_take(taker, resumable(sent)))
-            await until(begun.is_set)
-            assert taker.give_up()
-            may_end.set()
-            error = await receiving
-        await until(lambda: names(tmp_path) == [])
-        assert open_files() == []
-        return error
-
-    assert isinstance(asyncio.run(scenario()), StorageError)
+    taker = SnapshotReceiver(tmp_path, lambda index: False)
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "posix_fallocate", slow)
+        receiving = asyncio.create_task(_take(taker, resumable(sent)))
+        await until(begun.is_set)
+        assert taker.give_up()
+        may_end.set()
+        error = await receiving
+    await until(lambda: names(tmp_path) == [])
+    assert open_files() == []
+    assert isinstance(error, StorageError)
 
 
 @pytest.mark.parametrize("step", ["posix_fallocate", "pwrite", "fdatasync", "ftruncate", "fsync"])

@@ -6,7 +6,8 @@ import asyncio
 import errno
 import os
 import threading
-from collections.abc import Coroutine
+from collections.abc import AsyncIterator
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -127,17 +128,19 @@ class World:
         return sorted(path.name for path in self.directory.iterdir() if not path.name.startswith("db"))
 
 
-def run(directory: Path, scenario: Any) -> None:
-    async def main() -> None:
-        world = World(directory)
-        try:
-            step: Coroutine[Any, Any, None] = scenario(world)
-            await step
-            await world.sender.close()
-        finally:
-            world.close()
+@asynccontextmanager
+async def world_in(directory: Path) -> AsyncIterator[World]:
+    world = World(directory)
+    try:
+        yield world
+        await world.sender.close()
+    finally:
+        world.close()
 
-    asyncio.run(main())
+
+@pytest.fixture
+def world(tmp_path: Path) -> AbstractAsyncContextManager[World]:
+    return world_in(tmp_path)
 
 
 @pytest.fixture(autouse=True)
@@ -187,86 +190,75 @@ def test_every_send_ends_in_one_report_unless_another_follows(
         assert not world.sender.holds_log()
         assert world.files == []
 
-    run(tmp_path_factory.mktemp("send"), scenario)
+    async def main() -> None:
+        async with world_in(tmp_path_factory.mktemp("send")) as world:
+            await scenario(world)
+
+    asyncio.run(main())
 
 
 @pytest.mark.parametrize(
     ("ending", "ok"), [("takes", True), ("refuses", False), ("breaks", False), ("surprises", False)]
 )
-def test_how_a_send_ends_is_told(tmp_path: Path, ending: str, ok: bool) -> None:
-    async def scenario(world: World) -> None:
-        channel = world.channels[2] = Channel(ending)
-        world.sender.send(snapshot(2))
-        await world.settled()
-        assert world.reports == [(2, ok)]
-        assert channel.streams[0].cancelled
-        assert channel.streams[0].sent[0].message.snapshot.index == 7, "the copy's own index"
-
-    run(tmp_path, scenario)
+async def test_how_a_send_ends_is_told(world: World, ending: str, ok: bool) -> None:
+    channel = world.channels[2] = Channel(ending)
+    world.sender.send(snapshot(2))
+    await world.settled()
+    assert world.reports == [(2, ok)]
+    assert channel.streams[0].cancelled
+    assert channel.streams[0].sent[0].message.snapshot.index == 7, "the copy's own index"
 
 
-def test_leadership_loss_during_pause_is_not_a_failure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_leadership_loss_during_pause_is_not_a_failure(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sender, "RETRY_MIN_S", 3600.0)
     monkeypatch.setattr(sender, "RETRY_MAX_S", 3600.0)
-
-    async def scenario(world: World) -> None:
-        world.channels[2] = Channel("takes")
-        world.wanted = False
-        world.sender.send(snapshot(2))
-        await world.settled()
-        world.wanted = True
-        world.sender.send(snapshot(2))
-        await world.settled()
-        assert world.reports == [(2, False), (2, True)]
-
-    run(tmp_path, scenario)
+    world.channels[2] = Channel("takes")
+    world.wanted = False
+    world.sender.send(snapshot(2))
+    await world.settled()
+    world.wanted = True
+    world.sender.send(snapshot(2))
+    await world.settled()
+    assert world.reports == [(2, False), (2, True)]
 
 
-def test_a_member_rests_after_its_failure_not_after_the_next_question(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+async def test_a_member_rests_after_its_failure_not_after_the_next_question(
+    world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each leader's term may be shorter than the rest."""
     monkeypatch.setattr(sender, "RETRY_MIN_S", 3600.0)
     monkeypatch.setattr(sender, "RETRY_MAX_S", 3600.0)
-
-    async def scenario(world: World) -> None:
-        channel = world.channels[2] = Channel("refuses")
-        world.sender.send(snapshot(2))
-        await world.settled()
-        channel.ending = "takes"
-        world.sender.send(snapshot(2))
-        for _ in range(10):
-            await asyncio.sleep(0)
-        assert len(channel.streams) == 1
-        loop = asyncio.get_running_loop()
-        clock = loop.time
-        monkeypatch.setattr(loop, "time", lambda: clock() + 3600)
-        world.sender.send(snapshot(2))
-        await world.settled()
-        assert world.reports == [(2, False), (2, True)]
-
-    run(tmp_path, scenario)
+    channel = world.channels[2] = Channel("refuses")
+    world.sender.send(snapshot(2))
+    await world.settled()
+    channel.ending = "takes"
+    world.sender.send(snapshot(2))
+    for _ in range(10):
+        await asyncio.sleep(0)
+    assert len(channel.streams) == 1
+    loop = asyncio.get_running_loop()
+    clock = loop.time
+    monkeypatch.setattr(loop, "time", lambda: clock() + 3600)
+    world.sender.send(snapshot(2))
+    await world.settled()
+    assert world.reports == [(2, False), (2, True)]
 
 
-def test_a_send_asked_for_by_the_report_of_the_last_is_made(tmp_path: Path) -> None:
+async def test_a_send_asked_for_by_the_report_of_the_last_is_made(world: World) -> None:
     """The core sends again as soon as it hears of a failure: in the very turn in which the old send ends."""
+    world.channels[2] = Channel("breaks")
+    reports = world.reports.append
 
-    async def scenario(world: World) -> None:
-        world.channels[2] = Channel("breaks")
-        reports = world.reports.append
+    def report(to: int, ok: bool) -> None:
+        reports((to, ok))
+        if not ok:
+            world.channels[2] = Channel("takes")
+            world.sender.send(snapshot(2))
 
-        def report(to: int, ok: bool) -> None:
-            reports((to, ok))
-            if not ok:
-                world.channels[2] = Channel("takes")
-                world.sender.send(snapshot(2))
-
-        world.sender._report = report
-        world.sender.send(snapshot(2))
-        await world.settled()
-        assert world.reports == [(2, False), (2, True)]
-
-    run(tmp_path, scenario)
+    world.sender._report = report
+    world.sender.send(snapshot(2))
+    await world.settled()
+    assert world.reports == [(2, False), (2, True)]
 
 
 def test_two_sends_to_one_member_do_not_share_a_file(tmp_path: Path) -> None:
@@ -285,46 +277,34 @@ def test_a_copy_needs_room_for_itself_and_for_the_writes_meanwhile(
         files.check_room(tmp_path, size_mib << 20, free_disk_bytes=lambda _: needed_bytes - 1)
 
 
-def test_without_room_for_it_no_copy_is_begun(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_without_room_for_it_no_copy_is_begun(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(files, "DISK_RESERVE_BYTES", 1 << 60)
-
-    async def scenario(world: World) -> None:
-        channel = world.channels[2] = Channel("takes")
-        world.sender.send(snapshot(2))
-        await world.settled()
-        assert world.reports == [(2, False)]
-        assert channel.streams == []
-
-    run(tmp_path, scenario)
+    channel = world.channels[2] = Channel("takes")
+    world.sender.send(snapshot(2))
+    await world.settled()
+    assert world.reports == [(2, False)]
+    assert channel.streams == []
 
 
-def test_a_copy_is_not_dropped_before_the_send_that_waited_for_it_has_run(tmp_path: Path) -> None:
+async def test_a_copy_is_not_dropped_before_the_send_that_waited_for_it_has_run(world: World) -> None:
     """The log asks ten times a second whether it is held; in one moment of each copy it seemed unused."""
-
-    async def scenario(world: World) -> None:
-        world.channels[2] = Channel("takes")
-        world.sender.send(snapshot(2))
-        while world.sender._tasks:
-            world.sender.holds_log()
-            await asyncio.sleep(0)
-        assert world.reports == [(2, True)]
-
-    run(tmp_path, scenario)
+    world.channels[2] = Channel("takes")
+    world.sender.send(snapshot(2))
+    while world.sender._tasks:
+        world.sender.holds_log()
+        await asyncio.sleep(0)
+    assert world.reports == [(2, True)]
 
 
-def test_a_member_that_stops_in_the_middle_of_an_entry_waits_for_no_commit(tmp_path: Path) -> None:
+async def test_a_member_that_stops_in_the_middle_of_an_entry_waits_for_no_commit(world: World) -> None:
     """The entry under way never ends then, so the commit behind it never comes: the member hung as it stopped."""
-
-    async def scenario(world: World) -> None:
-        world.channels[2] = Channel("takes")
-        world.store.begin().put(b"half", b"an entry")
-        world.sender.send(snapshot(2))
-        await until(lambda: world.sender.copies.held)
-        async with asyncio.timeout(PATIENCE_S):
-            await world.sender.close()
-        assert world.files == []
-
-    run(tmp_path, scenario)
+    world.channels[2] = Channel("takes")
+    world.store.begin().put(b"half", b"an entry")
+    world.sender.send(snapshot(2))
+    await until(lambda: world.sender.copies.held)
+    async with asyncio.timeout(PATIENCE_S):
+        await world.sender.close()
+    assert world.files == []
 
 
 async def _send(world: World, to: int, channel: Channel) -> Stream:
@@ -339,214 +319,171 @@ def _data_bytes(stream: Stream) -> int:
     return sum(len(chunk.data) for chunk in stream.sent)
 
 
-def test_a_member_newer_than_the_kept_copy_is_sent_another(tmp_path: Path) -> None:
+async def test_a_member_newer_than_the_kept_copy_is_sent_another(world: World) -> None:
     """In the first one it is no member: it would refuse it, be sent it again, and so on, and the log would stay."""
-
-    async def scenario(world: World) -> None:
-        first = await _send(world, 2, Channel("breaks"))
-        world.store.set_conf_state(ConfState((1, 2), learners=(14,)))
-        world.store.set_applied(8, 1)
-        second = await _send(world, 14, Channel("takes"))
-        header = second.sent[0].message.snapshot
-        assert (first.sent[0].message.snapshot.index, header.index) == (7, 8)
-        assert list(header.conf_state.learners) == [14]
-        assert world.reports == [(2, False), (14, True)]
-
-    run(tmp_path, scenario)
+    first = await _send(world, 2, Channel("breaks"))
+    world.store.set_conf_state(ConfState((1, 2), learners=(14,)))
+    world.store.set_applied(8, 1)
+    second = await _send(world, 14, Channel("takes"))
+    header = second.sent[0].message.snapshot
+    assert (first.sent[0].message.snapshot.index, header.index) == (7, 8)
+    assert list(header.conf_state.learners) == [14]
+    assert world.reports == [(2, False), (14, True)]
 
 
-def test_a_copy_begun_before_a_member_joined_is_made_again(tmp_path: Path) -> None:
-    async def scenario(world: World) -> None:
-        joined = Channel("takes")
-        world.channels |= {2: Channel("takes"), 14: joined}
-        world.sender.send(snapshot(2))
-        await until(lambda: bool(world.files))
-        world.store.set_conf_state(ConfState((1, 2, 14)))
-        world.store.set_applied(8, 1)
-        world.sender.send(snapshot(14))
-        await world.settled()
-        assert sorted(world.reports) == [(2, True), (14, True)]
-        assert 14 in joined.streams[-1].sent[0].message.snapshot.conf_state.voters
-
-    run(tmp_path, scenario)
+async def test_a_copy_begun_before_a_member_joined_is_made_again(world: World) -> None:
+    joined = Channel("takes")
+    world.channels |= {2: Channel("takes"), 14: joined}
+    world.sender.send(snapshot(2))
+    await until(lambda: bool(world.files))
+    world.store.set_conf_state(ConfState((1, 2, 14)))
+    world.store.set_applied(8, 1)
+    world.sender.send(snapshot(14))
+    await world.settled()
+    assert sorted(world.reports) == [(2, True), (14, True)]
+    assert 14 in joined.streams[-1].sent[0].message.snapshot.conf_state.voters
 
 
-def test_a_stranger_is_sent_no_snapshot(tmp_path: Path) -> None:
-    async def scenario(world: World) -> None:
-        channel = world.channels[14] = Channel("takes")
-        world.sender.send(snapshot(14))
-        await world.settled()
-        assert (channel.streams, world.reports) == ([], [(14, False)])
-
-    run(tmp_path, scenario)
+async def test_a_stranger_is_sent_no_snapshot(world: World) -> None:
+    channel = world.channels[14] = Channel("takes")
+    world.sender.send(snapshot(14))
+    await world.settled()
+    assert (channel.streams, world.reports) == ([], [(14, False)])
 
 
-def test_broken_transfer_resumes_same_copy(tmp_path: Path) -> None:
-    async def scenario(world: World) -> None:
-        first = await _send(world, 2, Channel("breaks"))
-        assert world.sender.holds_log(), "the log behind the kept copy stays"
-        (name,) = world.files
-        whole = (tmp_path / name).read_bytes()
-        second = await _send(world, 2, Channel("takes", has_bytes=5_000))
-        header, digest = second.sent[0], second.sent[-1].sha256
-        assert (header.offset_bytes, header.sha256) == (5_000, digest)
-        assert first.sent[0].sha256 == digest
-        assert b"".join(chunk.data for chunk in second.sent) == whole[5_000:]
-        assert world.reports == [(2, False), (2, True)]
-        assert not world.sender.copies.held
-        await world.sender.copies.close()
-        assert world.files == []
-
-    run(tmp_path, scenario)
+async def test_broken_transfer_resumes_same_copy(world: World, tmp_path: Path) -> None:
+    first = await _send(world, 2, Channel("breaks"))
+    assert world.sender.holds_log(), "the log behind the kept copy stays"
+    (name,) = world.files
+    whole = (tmp_path / name).read_bytes()
+    second = await _send(world, 2, Channel("takes", has_bytes=5_000))
+    header, digest = second.sent[0], second.sent[-1].sha256
+    assert (header.offset_bytes, header.sha256) == (5_000, digest)
+    assert first.sent[0].sha256 == digest
+    assert b"".join(chunk.data for chunk in second.sent) == whole[5_000:]
+    assert world.reports == [(2, False), (2, True)]
+    assert not world.sender.copies.held
+    await world.sender.copies.close()
+    assert world.files == []
 
 
 @pytest.mark.parametrize("has_bytes", [None, 1 << 40], ids=["an older version", "more than there is"])
-def test_member_that_cannot_resume_is_sent_everything(tmp_path: Path, has_bytes: int | None) -> None:
-    async def scenario(world: World) -> None:
-        await _send(world, 2, Channel("breaks", has_bytes))
-        stream = await _send(world, 2, Channel("takes", has_bytes))
-        assert stream.sent[0].offset_bytes == 0
-        assert _data_bytes(stream) == stream.sent[0].size_bytes
-
-    run(tmp_path, scenario)
+async def test_member_that_cannot_resume_is_sent_everything(world: World, has_bytes: int | None) -> None:
+    await _send(world, 2, Channel("breaks", has_bytes))
+    stream = await _send(world, 2, Channel("takes", has_bytes))
+    assert stream.sent[0].offset_bytes == 0
+    assert _data_bytes(stream) == stream.sent[0].size_bytes
 
 
-def test_members_that_need_a_copy_at_once_share_it(tmp_path: Path) -> None:
-    async def scenario(world: World) -> None:
-        hanging = Channel("hangs")
-        for to, channel in ((2, Channel("takes")), (3, Channel("takes")), (4, hanging)):
-            world.channels[to] = channel
-            world.sender.send(snapshot(to))
-        await until(lambda: len(world.reports) == 2 and hanging.streams)
-        assert sorted(world.reports) == [(2, True), (3, True)]
-        assert len(world.files) == 1
-        world.sender.give_up("a test says so")
-        await world.settled()
-        await world.sender.copies.close()
-        assert world.files == []
-
-    run(tmp_path, scenario)
+async def test_members_that_need_a_copy_at_once_share_it(world: World) -> None:
+    hanging = Channel("hangs")
+    for to, channel in ((2, Channel("takes")), (3, Channel("takes")), (4, hanging)):
+        world.channels[to] = channel
+        world.sender.send(snapshot(to))
+    await until(lambda: len(world.reports) == 2 and hanging.streams)
+    assert sorted(world.reports) == [(2, True), (3, True)]
+    assert len(world.files) == 1
+    world.sender.give_up("a test says so")
+    await world.settled()
+    await world.sender.copies.close()
+    assert world.files == []
 
 
-def test_an_abandoned_copy_is_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_an_abandoned_copy_is_removed(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sender, "KEPT_S", 0.02)
-
-    async def scenario(world: World) -> None:
-        await _send(world, 2, Channel("breaks"))
-        await until(lambda: not world.files and not world.sender.holds_log())
-
-    run(tmp_path, scenario)
+    await _send(world, 2, Channel("breaks"))
+    await until(lambda: not world.files and not world.sender.holds_log())
 
 
-def test_kept_copy_is_dropped_when_room_is_needed(tmp_path: Path) -> None:
-    async def scenario(world: World) -> None:
-        await _send(world, 2, Channel("breaks"))
-        assert world.sender.give_up("the disk is full")
-        assert not world.sender.holds_log()
-        assert not world.sender.give_up("the disk is full")
-        await world.sender.copies.close()
-        assert world.files == []
-
-    run(tmp_path, scenario)
+async def test_kept_copy_is_dropped_when_room_is_needed(world: World) -> None:
+    await _send(world, 2, Channel("breaks"))
+    assert world.sender.give_up("the disk is full")
+    assert not world.sender.holds_log()
+    assert not world.sender.give_up("the disk is full")
+    await world.sender.copies.close()
+    assert world.files == []
 
 
-def test_outdated_copy_is_remade(tmp_path: Path) -> None:
+async def test_outdated_copy_is_remade(world: World) -> None:
     """The log was replaced by a newer database since: entries behind the copy are gone."""
-
-    async def scenario(world: World) -> None:
-        await _send(world, 2, Channel("breaks"))
-        world.store.set_applied(20, 1)
-        newer = Channel("takes")
-        world.channels[2] = newer
-        world.sender.send(Message(MessageType.SNAPSHOT, to=2, from_=1, term=1, snapshot=SnapshotMeta(15, 1)))
-        await world.settled()
-        assert newer.streams[0].sent[0].message.snapshot.index == 20
-
-    run(tmp_path, scenario)
+    await _send(world, 2, Channel("breaks"))
+    world.store.set_applied(20, 1)
+    newer = Channel("takes")
+    world.channels[2] = newer
+    world.sender.send(Message(MessageType.SNAPSHOT, to=2, from_=1, term=1, snapshot=SnapshotMeta(15, 1)))
+    await world.settled()
+    assert newer.streams[0].sent[0].message.snapshot.index == 20
 
 
-def test_copy_in_progress_ends_soon_when_room_is_needed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_copy_in_progress_ends_soon_when_room_is_needed(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sender, "COPY_SHARE", 1e-9)
     monkeypatch.setattr(sender, "REST_MAX_S", 1_000.0)
     monkeypatch.setattr("raftkv.storage.snapshot._CHUNK_BYTES", 1)
-
-    async def scenario(world: World) -> None:
-        world.channels[2] = Channel("takes")
-        world.sender.send(snapshot(2))
-        await until(lambda: world.files)
-        assert world.sender.give_up("the disk is full")
-        await world.settled()
-        await world.sender.copies.close()
-        assert world.reports == [(2, False)]
-        assert world.files == []
-
-    run(tmp_path, scenario)
+    world.channels[2] = Channel("takes")
+    world.sender.send(snapshot(2))
+    await until(lambda: world.files)
+    assert world.sender.give_up("the disk is full")
+    await world.settled()
+    await world.sender.copies.close()
+    assert world.reports == [(2, False)]
+    assert world.files == []
 
 
-def test_kept_copy_is_dropped_when_member_has_caught_up(tmp_path: Path) -> None:
+async def test_kept_copy_is_dropped_when_member_has_caught_up(world: World) -> None:
     """It had all of it, and died before it could say so."""
-
-    async def scenario(world: World) -> None:
-        await _send(world, 2, Channel("breaks"))
-        await _send(world, 3, Channel("breaks"))
-        world.served |= {(2, 7), (3, 6)}
-        assert world.sender.holds_log()
-        world.served.add((3, 7))
-        assert not world.sender.holds_log()
-        await world.sender.copies.close()
-        assert world.files == []
-
-    run(tmp_path, scenario)
+    await _send(world, 2, Channel("breaks"))
+    await _send(world, 3, Channel("breaks"))
+    world.served |= {(2, 7), (3, 6)}
+    assert world.sender.holds_log()
+    world.served.add((3, 7))
+    assert not world.sender.holds_log()
+    await world.sender.copies.close()
+    assert world.files == []
 
 
 @pytest.mark.parametrize("way", ["catches up", "is sent another", "takes too long", "log grows too long"])
-def test_the_log_is_held_until_the_member_has_caught_up(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, way: str
+async def test_the_log_is_held_until_the_member_has_caught_up(
+    world: World, monkeypatch: pytest.MonkeyPatch, way: str
 ) -> None:
     """Were it cut while the database is installed, the member would need the next one, and so on under many writes."""
     monkeypatch.setattr(sender, "CATCH_UP_S", 0.0 if way == "takes too long" else 60.0)
-
-    async def scenario(world: World) -> None:
-        world.channels[2] = Channel("takes")
+    world.channels[2] = Channel("takes")
+    world.sender.send(snapshot(2))
+    await until(lambda: world.sender._holding)
+    world.store.set_applied(30, 1)  # written while it was sent
+    await world.settled()
+    if way != "takes too long":
+        world.served |= {(2, 7), (2, 29)}
+        assert world.sender.holds_log()
+    if way == "catches up":
+        world.served.add((2, 30))
+    elif way == "is sent another":
+        world.wanted = False
         world.sender.send(snapshot(2))
-        await until(lambda: world.sender._holding)
-        world.store.set_applied(30, 1)  # written while it was sent
         await world.settled()
-        if way != "takes too long":
-            world.served |= {(2, 7), (2, 29)}
-            assert world.sender.holds_log()
-        if way == "catches up":
-            world.served.add((2, 30))
-        elif way == "is sent another":
-            world.wanted = False
-            world.sender.send(snapshot(2))
-            await world.settled()
-        elif way == "log grows too long":
-            world.sender.give_up("too much")
-        await until(lambda: not world.sender.holds_log())
-
-    run(tmp_path, scenario)
+    elif way == "log grows too long":
+        world.sender.give_up("too much")
+    await until(lambda: not world.sender.holds_log())
 
 
 @pytest.mark.parametrize("step", ["pwrite", "fdatasync"])
-def test_a_disk_that_fills_up_under_a_copy_ends_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str) -> None:
+async def test_a_disk_that_fills_up_under_a_copy_ends_it(
+    world: World, monkeypatch: pytest.MonkeyPatch, step: str
+) -> None:
     def full(*_: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    async def scenario(world: World) -> None:
-        with monkeypatch.context() as patch:
-            patch.setattr(os, step, full)
-            channel = world.channels[2] = Channel("takes")
-            world.sender.send(snapshot(2))
-            await world.settled()
-        assert world.reports == [(2, False)]
-        assert channel.streams == []
-        assert not world.sender.holds_log()
-        assert world.files == []
-        await _send(world, 2, Channel("takes"))
-        assert world.reports == [(2, False), (2, True)]
-
-    run(tmp_path, scenario)
+    with monkeypatch.context() as patch:
+        patch.setattr(os, step, full)
+        channel = world.channels[2] = Channel("takes")
+        world.sender.send(snapshot(2))
+        await world.settled()
+    assert world.reports == [(2, False)]
+    assert channel.streams == []
+    assert not world.sender.holds_log()
+    assert world.files == []
+    await _send(world, 2, Channel("takes"))
+    assert world.reports == [(2, False), (2, True)]
 
 
 def test_copy_is_cancelled_when_database_must_grow(tmp_path: Path) -> None:
@@ -562,21 +499,18 @@ def test_copy_is_cancelled_when_database_must_grow(tmp_path: Path) -> None:
     store.backend.close()
 
 
-def test_nothing_of_a_damaged_database_leaves(tmp_path: Path) -> None:
-    async def scenario(world: World) -> None:
-        store = world.store
-        store.commit()
-        data = (tmp_path / "db").read_bytes()
-        with (tmp_path / "db").open("r+b") as file:
-            file.seek(data.rindex(b"\x0a\x01k\x10"))
-            file.write(b"\x0a\x01l")
-        channel = Channel("takes")
-        world.channels[2] = channel
-        world.sender.send(snapshot(2))
-        await world.settled()
-        assert world.reports == [(2, False)]
-        assert not channel.streams
-        assert [str(error) for error in world.damage] == ["record of revision 2.0 is corrupt: its checksum is wrong"]
-        assert world.files == []
-
-    run(tmp_path, scenario)
+async def test_nothing_of_a_damaged_database_leaves(world: World, tmp_path: Path) -> None:
+    store = world.store
+    store.commit()
+    data = (tmp_path / "db").read_bytes()
+    with (tmp_path / "db").open("r+b") as file:
+        file.seek(data.rindex(b"\x0a\x01k\x10"))
+        file.write(b"\x0a\x01l")
+    channel = Channel("takes")
+    world.channels[2] = channel
+    world.sender.send(snapshot(2))
+    await world.settled()
+    assert world.reports == [(2, False)]
+    assert not channel.streams
+    assert [str(error) for error in world.damage] == ["record of revision 2.0 is corrupt: its checksum is wrong"]
+    assert world.files == []

@@ -109,16 +109,13 @@ def test_refused_debug_requests(target: str, method: str, status: int) -> None:
     assert asyncio.run(ask(service(), target, method)).status == status
 
 
-def test_profile_shows_loop_work() -> None:
-    async def busy() -> HttpResponse:
-        task = asyncio.ensure_future(ask(service(), "/debug/pprof/profile?seconds=0.5"))
-        begin_s = time.process_time()
-        while not task.done() or time.process_time() - begin_s < 0.5:
-            _spin()
-            await asyncio.sleep(0)
-        return await task
-
-    answer = asyncio.run(busy())
+async def test_profile_shows_loop_work() -> None:
+    task = asyncio.ensure_future(ask(service(), "/debug/pprof/profile?seconds=0.5"))
+    begin_s = time.process_time()
+    while not task.done() or time.process_time() - begin_s < 0.5:
+        _spin()
+        await asyncio.sleep(0)
+    answer = await task
     assert answer.status == 200
     assert isinstance(answer.body, bytes)
     parts = (line.rpartition(" ") for line in answer.body.decode().splitlines())
@@ -154,20 +151,16 @@ def test_a_loop_that_gets_no_signals_cannot_be_profiled() -> None:
     assert answer.status == 501
 
 
-def test_stacks_of_tasks_that_wait_at_the_same_place_are_one() -> None:
+async def test_stacks_of_tasks_that_wait_at_the_same_place_are_one() -> None:
     async def waits(event: asyncio.Event) -> None:
         await event.wait()
 
-    async def story() -> str:
-        event = asyncio.Event()
-        async with asyncio.TaskGroup() as group:
-            tasks = [group.create_task(waits(event)) for _ in range(7)]
-            await asyncio.sleep(0)
-            text = debug.stacks(tasks, 5)
-            event.set()
-        return text
-
-    text = asyncio.run(story())
+    event = asyncio.Event()
+    async with asyncio.TaskGroup() as group:
+        tasks = [group.create_task(waits(event)) for _ in range(7)]
+        await asyncio.sleep(0)
+        text = debug.stacks(tasks, 5)
+        event.set()
     assert "thread MainThread\n" in text
     _, _, waiting = text.partition("5 tasks\n")
     assert "in test_stacks_of_tasks_that_wait_at_the_same_place_are_one.<locals>.waits\n" in waiting

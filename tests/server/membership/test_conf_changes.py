@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
 
 import pytest
 
@@ -48,14 +49,13 @@ async def leader() -> World:
     return world
 
 
-def play(scenario: Callable[[World], Awaitable[None]]) -> None:
-    async def run() -> None:
-        world = await leader()
-        await scenario(world)
-        world.node.stop()
-        assert world.failures == []
-
-    asyncio.run(run())
+@pytest.fixture
+@asynccontextmanager
+async def world() -> AsyncIterator[World]:
+    world = await leader()
+    yield world
+    world.node.stop()
+    assert world.failures == []
 
 
 def ids(caller: Caller) -> list[int]:
@@ -64,48 +64,39 @@ def ids(caller: Caller) -> list[int]:
     return [member.ID for member in rpc_pb2.MemberListResponse.FromString(caller.outcome.body).members]
 
 
-def test_two_changes_at_once_are_applied_one_after_the_other() -> None:
-    async def scenario(world: World) -> None:
-        callers = [Caller() for _ in range(3)]
-        world.disk.held = []  # the first is in the log and not applied when the next are asked for
-        for caller, record in zip(callers, (add(5), add(6), remove(5)), strict=True):
-            world.node.submit_change(record, caller)
-            await world.turns()
-        held, world.disk.held = world.disk.held, None
-        assert len(held) == 1
-        world.disk.outstanding = 0
-        held[0].done()
+async def test_two_changes_at_once_are_applied_one_after_the_other(world: World) -> None:
+    callers = [Caller() for _ in range(3)]
+    world.disk.held = []  # the first is in the log and not applied when the next are asked for
+    for caller, record in zip(callers, (add(5), add(6), remove(5)), strict=True):
+        world.node.submit_change(record, caller)
         await world.turns()
-        assert [ids(caller) for caller in callers] == [[ME, 5], [ME, 5, 6], [ME, 6]]
-        assert world.node.conf_state == ConfState(voters=(ME,), learners=(6,))
-
-    play(scenario)
-
-
-def test_outdated_change_is_refused_and_next_proceeds() -> None:
-    async def scenario(world: World) -> None:
-        first, again, last, other = (Caller() for _ in range(4))
-        for caller, record in ((first, add(5)), (again, add(5)), (last, remove(ME)), (other, add(6))):
-            world.node.submit_change(record, caller)
-        await world.turns()
-        assert ids(other) == [ME, 5, 6]
-        errors_found = [each.outcome.error for each in (again, last) if isinstance(each.outcome, Outcome)]
-        assert list(map(type, errors_found)) == [errors.MemberExistsError, errors.NotEnoughStartedMembersError]
-
-    play(scenario)
+    held, world.disk.held = world.disk.held, None
+    assert len(held) == 1
+    world.disk.outstanding = 0
+    held[0].done()
+    await world.turns()
+    assert [ids(caller) for caller in callers] == [[ME, 5], [ME, 5, 6], [ME, 6]]
+    assert world.node.conf_state == ConfState(voters=(ME,), learners=(6,))
 
 
-def test_forwarded_change_waits_for_its_turn() -> None:
-    async def scenario(world: World) -> None:
-        entries = []
-        for member in (5, 6):
-            change = conf_change_of(add(member))
-            entries.append(Entry(0, 0, confchange.encode(change), confchange.entry_type(change)))
-        world.node.receive([Message(MessageType.PROPOSE, to=ME, from_=5, entries=[entry]) for entry in entries])
-        await world.turns()
-        assert world.node.conf_state.learners == (5, 6)
+async def test_outdated_change_is_refused_and_next_proceeds(world: World) -> None:
+    first, again, last, other = (Caller() for _ in range(4))
+    for caller, record in ((first, add(5)), (again, add(5)), (last, remove(ME)), (other, add(6))):
+        world.node.submit_change(record, caller)
+    await world.turns()
+    assert ids(other) == [ME, 5, 6]
+    errors_found = [each.outcome.error for each in (again, last) if isinstance(each.outcome, Outcome)]
+    assert list(map(type, errors_found)) == [errors.MemberExistsError, errors.NotEnoughStartedMembersError]
 
-    play(scenario)
+
+async def test_forwarded_change_waits_for_its_turn(world: World) -> None:
+    entries = []
+    for member in (5, 6):
+        change = conf_change_of(add(member))
+        entries.append(Entry(0, 0, confchange.encode(change), confchange.entry_type(change)))
+    world.node.receive([Message(MessageType.PROPOSE, to=ME, from_=5, entries=[entry]) for entry in entries])
+    await world.turns()
+    assert world.node.conf_state.learners == (5, 6)
 
 
 async def test_expired_forwarded_change_is_dropped() -> None:
@@ -132,19 +123,15 @@ async def test_expired_forwarded_change_is_dropped() -> None:
 
 
 @pytest.mark.parametrize("kind", list(ConfChangeType))
-def test_forwarded_change_of_voters_alone_is_dropped(kind: ConfChangeType) -> None:
+async def test_forwarded_change_of_voters_alone_is_dropped(world: World, kind: ConfChangeType) -> None:
     """Drop a change without a caller: previously voters changed without a right, and the members shown did not."""
-
-    async def scenario(world: World) -> None:
-        change = ConfChange((ConfChangeSingle(kind, 5),))
-        entry = Entry(0, 0, confchange.encode(change), confchange.entry_type(change))
-        world.node.receive([Message(MessageType.PROPOSE, to=ME, from_=2, entries=[entry])])
-        await world.turns()
-        assert world.node.conf_state == ConfState(voters=(ME,))
-        assert world.node.conf_changed_at == 0
-        assert world.node.proposals_dropped == 1
-
-    play(scenario)
+    change = ConfChange((ConfChangeSingle(kind, 5),))
+    entry = Entry(0, 0, confchange.encode(change), confchange.entry_type(change))
+    world.node.receive([Message(MessageType.PROPOSE, to=ME, from_=2, entries=[entry])])
+    await world.turns()
+    assert world.node.conf_state == ConfState(voters=(ME,))
+    assert world.node.conf_changed_at == 0
+    assert world.node.proposals_dropped == 1
 
 
 @pytest.mark.parametrize("data", [b"\xff", b"\x01\x00\x00\x01", b"\x01\x00\x00\x00garbage"])
@@ -159,21 +146,16 @@ async def test_garbage_in_the_log_changes_nothing_and_stops_no_member(data: byte
     world.node.stop()
 
 
-def test_an_empty_member_is_sent_the_database_once_a_member_is_no_founder() -> None:
-    async def scenario(world: World) -> None:
-        assert world.log.first_index() == 1
-        caller = Caller()
-        world.node.submit_change(add(5), caller)
-        await world.turns()
-        assert world.log.first_index() == 2
-        probe = world.sender.take(MessageType.APPEND)[0]
-        world.node.receive(
-            [Message(MessageType.APPEND_RESPONSE, to=ME, from_=5, term=1, index=probe.index, reject=True)]
-        )
-        await world.turns()
-        assert world.sender.take(MessageType.SNAPSHOT)
-
-    play(scenario)
+async def test_an_empty_member_is_sent_the_database_once_a_member_is_no_founder(world: World) -> None:
+    assert world.log.first_index() == 1
+    caller = Caller()
+    world.node.submit_change(add(5), caller)
+    await world.turns()
+    assert world.log.first_index() == 2
+    probe = world.sender.take(MessageType.APPEND)[0]
+    world.node.receive([Message(MessageType.APPEND_RESPONSE, to=ME, from_=5, term=1, index=probe.index, reject=True)])
+    await world.turns()
+    assert world.sender.take(MessageType.SNAPSHOT)
 
 
 async def test_waits_end_and_too_many_are_refused() -> None:
@@ -187,20 +169,16 @@ async def test_waits_end_and_too_many_are_refused() -> None:
     assert {type(caller.outcome) for caller in callers} == {errors.StoppedError}
 
 
-def test_an_added_member_is_told_apart_after_a_restart() -> None:
+async def test_an_added_member_is_told_apart_after_a_restart(world: World) -> None:
     """What a change did is in the same batch of the database as its index."""
-
-    async def scenario(world: World) -> None:
-        caller = Caller()
-        world.node.submit_change(add(5), caller)
-        await world.turns()
-        store = world.machine.store
-        assert store.conf_state == ConfState(voters=(ME,), learners=(5,))
-        assert store.applied_index == world.node.applied
-        assert world.log.hard_state == HardState(1, ME, world.log.hard_state.commit)
-        assert world.log.conf_state == ConfState(voters=(ME,), learners=(5,))
-
-    play(scenario)
+    caller = Caller()
+    world.node.submit_change(add(5), caller)
+    await world.turns()
+    store = world.machine.store
+    assert store.conf_state == ConfState(voters=(ME,), learners=(5,))
+    assert store.applied_index == world.node.applied
+    assert world.log.hard_state == HardState(1, ME, world.log.hard_state.commit)
+    assert world.log.conf_state == ConfState(voters=(ME,), learners=(5,))
 
 
 def follow(
@@ -313,19 +291,16 @@ def test_an_abandoned_change_is_not_forwarded_again() -> None:
     follow(scenario)
 
 
-def test_a_leader_takes_a_request_of_another_member_once() -> None:
-    async def scenario(world: World) -> None:
-        record = add(5)
-        record.request_id = 77
-        change = conf_change_of(record)
-        entry = Entry(0, 0, confchange.encode(change), confchange.entry_type(change))
-        for _ in range(2):
-            world.node.receive([Message(MessageType.PROPOSE, to=ME, from_=5, entries=[entry])])
-            await world.turns()
-        assert world.node.conf_state.learners == (5,)
-        assert world.log.last_index() == 2, "its own entry, and the change"
-
-    play(scenario)
+async def test_a_leader_takes_a_request_of_another_member_once(world: World) -> None:
+    record = add(5)
+    record.request_id = 77
+    change = conf_change_of(record)
+    entry = Entry(0, 0, confchange.encode(change), confchange.entry_type(change))
+    for _ in range(2):
+        world.node.receive([Message(MessageType.PROPOSE, to=ME, from_=5, entries=[entry])])
+        await world.turns()
+    assert world.node.conf_state.learners == (5,)
+    assert world.log.last_index() == 2, "its own entry, and the change"
 
 
 def test_a_follower_forwards_no_change_of_another_member() -> None:

@@ -64,32 +64,26 @@ class _Many(Collector):
         yield gauge("empty", "Without a sample", {}, ["number"])
 
 
-def test_scrape_does_not_block_other_work() -> None:
-    async def main() -> tuple[bytes, int]:
-        registry, turns, loop = CollectorRegistry(), 0, asyncio.get_running_loop()
-        registry.register(_Many())
+async def test_scrape_does_not_block_other_work() -> None:
+    registry, turns, loop = CollectorRegistry(), 0, asyncio.get_running_loop()
+    registry.register(_Many())
 
-        def turn() -> None:
-            nonlocal turns
-            turns += 1
-            loop.call_soon(turn)
+    def turn() -> None:
+        nonlocal turns
+        turns += 1
+        loop.call_soon(turn)
 
-        turn()
-        return await Exposition(registry)(), turns
-
-    text, turns = asyncio.run(main())
+    turn()
+    text = await Exposition(registry)()
     assert len(list(text_string_to_metric_families(text.decode()))) == 202
     assert turns > 5
     assert b"empty" not in text
 
 
-def test_scrapes_are_counted() -> None:
-    async def main() -> str:
-        exposition = Exposition(CollectorRegistry())
-        await exposition()
-        return (await exposition()).decode()
-
-    text = asyncio.run(main())
+async def test_scrapes_are_counted() -> None:
+    exposition = Exposition(CollectorRegistry())
+    await exposition()
+    text = (await exposition()).decode()
     assert 'promhttp_metric_handler_requests_total{code="200"} 1\n' in text
     assert "promhttp_metric_handler_requests_in_flight 1\n" in text
 
@@ -105,22 +99,19 @@ class _Counted(Collector):
         yield gauge("asked", "", {(): self.asked})
 
 
-def test_very_many_scrapes_share_a_text() -> None:
-    async def main() -> tuple[list[bytes], int]:
-        registry, counted = CollectorRegistry(), _Counted()
-        registry.register(counted)
-        registry.register(_Many())
-        counted.asked = 0
-        exposition = Exposition(registry)
-        first = asyncio.create_task(exposition())
-        while not counted.asked:  # noqa: ASYNC110  turns of the loop and no more: else the first text is done
-            await asyncio.sleep(0)
-        later = [asyncio.create_task(exposition()) for _ in range(100)]
+async def test_very_many_scrapes_share_a_text() -> None:
+    registry, counted = CollectorRegistry(), _Counted()
+    registry.register(counted)
+    registry.register(_Many())
+    counted.asked = 0
+    exposition = Exposition(registry)
+    first = asyncio.create_task(exposition())
+    while not counted.asked:  # noqa: ASYNC110  turns of the loop and no more: else the first text is done
         await asyncio.sleep(0)
-        later[0].cancel()  # whose turn comes first
-        return [await first, *await asyncio.gather(*later[1:])], counted.asked
-
-    texts, asked = asyncio.run(main())
+    later = [asyncio.create_task(exposition()) for _ in range(100)]
+    await asyncio.sleep(0)
+    later[0].cancel()  # whose turn comes first
+    texts, asked = ([await first, *await asyncio.gather(*later[1:])], counted.asked)
     assert asked == 2
     assert b"asked 1\n" in texts[0]
     assert all(b"asked 2\n" in text for text in texts[1:]), "as it is after the call, not before"

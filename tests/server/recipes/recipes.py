@@ -8,7 +8,7 @@ await member.settle()                    # apply what was proposed, confirm read
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Coroutine
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -281,12 +281,3 @@ async def quiet() -> None:
     """Let every task go as far as it gets by itself."""
     for _ in range(20):
         await asyncio.sleep(0)
-
-
-def run(scenario: Callable[[RecipeMember], Awaitable[None]]) -> None:
-    """Run a scenario on a new member with leases 10 to 12."""
-
-    async def begin() -> None:
-        await scenario(RecipeMember(10, 11, 12))
-
-    asyncio.run(begin())

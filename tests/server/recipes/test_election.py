@@ -13,7 +13,7 @@ from raftkv.pb import election_pb2
 from raftkv.replica.watch.stream import QUEUED_MAX_BYTES
 from raftkv.rpc.status import Code, RpcError
 from raftkv.server.recipes.local_client import CALLED_AT_ONCE, CONFIRMED_AT_ONCE
-from tests.server.recipes.recipes import RecipeMember, quiet, run
+from tests.server.recipes.recipes import RecipeMember, quiet
 
 
 async def _elected(member: RecipeMember, lease: int, value: bytes) -> election_pb2.LeaderKey:
@@ -22,102 +22,86 @@ async def _elected(member: RecipeMember, lease: int, value: bytes) -> election_p
     return task.result().leader
 
 
-def test_campaigning_again_with_a_lease_that_is_gone_resigns() -> None:
-    async def scenario(member: RecipeMember) -> None:
-        member.put(b"e/a", b"1")
-        task = member.campaign(b"e", 10, b"1")
-        await member.settle()
-        assert task.result().leader.rev == 2
-        member.leases.ids.remove(10)
-        task = member.campaign(b"e", 10, b"2")
-        await member.settle()
-        with pytest.raises(errors.LeaseNotFoundError):
-            task.result()
-        assert member.keys() == []
-
-    run(scenario)
+async def test_campaigning_again_with_a_lease_that_is_gone_resigns(member: RecipeMember) -> None:
+    member.put(b"e/a", b"1")
+    task = member.campaign(b"e", 10, b"1")
+    await member.settle()
+    assert task.result().leader.rev == 2
+    member.leases.ids.remove(10)
+    task = member.campaign(b"e", 10, b"2")
+    await member.settle()
+    with pytest.raises(errors.LeaseNotFoundError):
+        task.result()
+    assert member.keys() == []
 
 
 # --- observe ------------------------------------------------------------------------------------------------
 
 
-def test_a_turn_tells_some_of_very_many_observers_of_a_new_leader() -> None:
-    async def scenario(member: RecipeMember) -> None:
-        observing = [member.observe(b"e") for _ in range(3 * CALLED_AT_ONCE)]
-        await member.settle()
-        member.put(b"e/a")
+async def test_a_turn_tells_some_of_very_many_observers_of_a_new_leader(member: RecipeMember) -> None:
+    observing = [member.observe(b"e") for _ in range(3 * CALLED_AT_ONCE)]
+    await member.settle()
+    member.put(b"e/a")
 
-        def told() -> int:
-            return sum(len(spectator.sent) for spectator, _ in observing)
+    def told() -> int:
+        return sum(len(spectator.sent) for spectator, _ in observing)
 
-        counts = [0]
-        while counts[-1] < len(observing):
-            await asyncio.sleep(0)
-            counts.append(told())
-        assert max(after - before for before, after in pairwise(counts)) <= CALLED_AT_ONCE
-        for _, task in observing:
-            task.cancel()
-
-    run(scenario)
+    counts = [0]
+    while counts[-1] < len(observing):
+        await asyncio.sleep(0)
+        counts.append(told())
+    assert max(after - before for before, after in pairwise(counts)) <= CALLED_AT_ONCE
+    for _, task in observing:
+        task.cancel()
 
 
-def test_a_turn_lets_some_of_very_many_observers_begin_whose_read_was_confirmed() -> None:
+async def test_a_turn_lets_some_of_very_many_observers_begin_whose_read_was_confirmed(member: RecipeMember) -> None:
     """One round confirms all of them: 2,000 at once were a turn of 0.1 s."""
-
-    async def scenario(member: RecipeMember) -> None:
-        member.put(b"e/a")
-        observing = [member.observe(b"e") for _ in range(3 * CONFIRMED_AT_ONCE)]
-        await quiet()
-        member.confirm_reads()
-        counts = [0]
-        while counts[-1] < len(observing):
-            await asyncio.sleep(0)
-            counts.append(sum(len(spectator.sent) for spectator, _ in observing))
-        assert max(after - before for before, after in pairwise(counts)) <= CONFIRMED_AT_ONCE
-        for _, task in observing:
-            task.cancel()
-
-    run(scenario)
-
-
-def test_an_observer_that_comes_late_begins_with_the_present() -> None:
-    async def scenario(member: RecipeMember) -> None:
-        await _elected(member, 10, b"1")
-        member.put(b"unrelated")
-        spectator, task = member.observe(b"e")
-        await member.settle()
-        assert spectator.sent == [(3, b"e/a", b"1")]
+    member.put(b"e/a")
+    observing = [member.observe(b"e") for _ in range(3 * CONFIRMED_AT_ONCE)]
+    await quiet()
+    member.confirm_reads()
+    counts = [0]
+    while counts[-1] < len(observing):
+        await asyncio.sleep(0)
+        counts.append(sum(len(spectator.sent) for spectator, _ in observing))
+    assert max(after - before for before, after in pairwise(counts)) <= CONFIRMED_AT_ONCE
+    for _, task in observing:
         task.cancel()
 
-    run(scenario)
+
+async def test_an_observer_that_comes_late_begins_with_the_present(member: RecipeMember) -> None:
+    await _elected(member, 10, b"1")
+    member.put(b"unrelated")
+    spectator, task = member.observe(b"e")
+    await member.settle()
+    assert spectator.sent == [(3, b"e/a", b"1")]
+    task.cancel()
 
 
-def test_observer_reads_only_leader_changes(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def scenario(member: RecipeMember) -> None:
-        leader = await _elected(member, 10, b"1")
-        spectator, task = member.observe(b"e")
-        await member.settle()
-        looked: list[int] = []
-        oldest = member.recipe.oldest
+async def test_observer_reads_only_leader_changes(member: RecipeMember, monkeypatch: pytest.MonkeyPatch) -> None:
+    leader = await _elected(member, 10, b"1")
+    spectator, task = member.observe(b"e")
+    await member.settle()
+    looked: list[int] = []
+    oldest = member.recipe.oldest
 
-        def counted(prefix: bytes, queue: Identity, revision: int = 0) -> object:
-            looked.append(revision)
-            return oldest(prefix, queue, revision)
+    def counted(prefix: bytes, queue: Identity, revision: int = 0) -> object:
+        looked.append(revision)
+        return oldest(prefix, queue, revision)
 
-        monkeypatch.setattr(member.recipe, "oldest", counted)
-        for key in (b"e/x", b"e/y", b"e/x"):
-            member.put(key)
-            await quiet()
-        member.delete(b"e/y")
+    monkeypatch.setattr(member.recipe, "oldest", counted)
+    for key in (b"e/x", b"e/y", b"e/x"):
+        member.put(key)
         await quiet()
-        assert looked == []
-        member.delete(leader.key)
-        await quiet()
-        assert looked == [7]
-        assert spectator.sent[-1] == (7, b"e/x", b"")
-        task.cancel()
-
-    run(scenario)
+    member.delete(b"e/y")
+    await quiet()
+    assert looked == []
+    member.delete(leader.key)
+    await quiet()
+    assert looked == [7]
+    assert spectator.sent[-1] == (7, b"e/x", b"")
+    task.cancel()
 
 
 async def _slow_observer(member: RecipeMember, proclamations: int) -> list[tuple[int, bytes, bytes]]:
@@ -139,48 +123,36 @@ async def _slow_observer(member: RecipeMember, proclamations: int) -> list[tuple
     return spectator.sent
 
 
-def test_an_observer_that_fell_behind_misses_nothing() -> None:
-    async def scenario(member: RecipeMember) -> None:
-        sent = await _slow_observer(member, 60)
-        assert [revision for revision, _, _ in sent] == list(range(2, 63))
-        assert [value[:2] for _, _, value in sent[1:4]] == [b"11", b"22", b"33"]
-
+async def test_an_observer_that_fell_behind_misses_nothing(member: RecipeMember) -> None:
     assert QUEUED_MAX_BYTES < 60 * 20_000
-    run(scenario)
+    sent = await _slow_observer(member, 60)
+    assert [revision for revision, _, _ in sent] == list(range(2, 63))
+    assert [value[:2] for _, _, value in sent[1:4]] == [b"11", b"22", b"33"]
 
 
-def test_observer_with_compacted_history_continues_from_present() -> None:
-    async def scenario(member: RecipeMember) -> None:
-        sent = await _slow_observer(member, 101)
-        assert len(sent) < 60
-        assert sent[-1][0] == member.store.revision
-
-    run(scenario)
+async def test_observer_with_compacted_history_continues_from_present(member: RecipeMember) -> None:
+    sent = await _slow_observer(member, 101)
+    assert len(sent) < 60
+    assert sent[-1][0] == member.store.revision
 
 
-def test_an_observer_that_insists_on_a_leader_is_ended_without_one() -> None:
-    async def scenario(member: RecipeMember) -> None:
-        _, task = member.observe(b"e")
-        await member.settle()
-        member.guard.lose_leader()
-        await quiet()
-        with pytest.raises(RpcError) as ended:
-            task.result()
-        assert (ended.value.code, ended.value.text) == (Code.UNAVAILABLE, "etcdserver: no leader")
-
-    run(scenario)
+async def test_an_observer_that_insists_on_a_leader_is_ended_without_one(member: RecipeMember) -> None:
+    _, task = member.observe(b"e")
+    await member.settle()
+    member.guard.lose_leader()
+    await quiet()
+    with pytest.raises(RpcError) as ended:
+        task.result()
+    assert (ended.value.code, ended.value.text) == (Code.UNAVAILABLE, "etcdserver: no leader")
 
 
-def test_a_stopping_member_ends_observers_and_leaves_no_watch() -> None:
-    async def scenario(member: RecipeMember) -> None:
-        _, task = member.observe(b"e")
-        await member.settle()
-        assert member.hub.watcher_count == 1
-        member.recipe.close()
-        await quiet()
-        with pytest.raises(RpcError) as ended:
-            task.result()
-        assert ended.value.code == Code.UNAVAILABLE
-        assert member.hub.watcher_count == 0
-
-    run(scenario)
+async def test_a_stopping_member_ends_observers_and_leaves_no_watch(member: RecipeMember) -> None:
+    _, task = member.observe(b"e")
+    await member.settle()
+    assert member.hub.watcher_count == 1
+    member.recipe.close()
+    await quiet()
+    with pytest.raises(RpcError) as ended:
+        task.result()
+    assert ended.value.code == Code.UNAVAILABLE
+    assert member.hub.watcher_count == 0

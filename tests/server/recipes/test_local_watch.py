@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
 
 import pytest
 
@@ -12,70 +11,50 @@ from raftkv.server.recipes.local_client import LocalWatch
 from tests.server.recipes.recipes import RecipeMember, quiet
 
 
-def _run(scenario: Callable[[RecipeMember], Awaitable[None]]) -> None:
-    async def run() -> None:
-        await scenario(RecipeMember())
-
-    asyncio.run(run())
-
-
 async def _revisions(watch: LocalWatch) -> list[int]:
     return [event.kv.mod_revision for event in (await watch.next()).events]
 
 
-def test_watch_sends_history_then_new_events() -> None:
-    async def scenario(member: RecipeMember) -> None:
-        first = member.put(b"a/1")
-        member.put(b"b")
-        watch = LocalWatch(member.hub, b"a/", b"a0", first, member.recipe.soon, "address 10.0.0.1")
-        member.catch_up()
-        assert await _revisions(watch) == [first]
-        waiting = asyncio.ensure_future(_revisions(watch))
-        await quiet()
-        assert await asyncio.gather(waiting, _put_soon(member)) == [[first + 2], first + 2]
-        watch.close()
-        assert member.hub.watcher_count == 0
-
+async def test_watch_sends_history_then_new_events(member: RecipeMember) -> None:
     async def _put_soon(member: RecipeMember) -> int:
         return member.put(b"a/2")
 
-    _run(scenario)
+    first = member.put(b"a/1")
+    member.put(b"b")
+    watch = LocalWatch(member.hub, b"a/", b"a0", first, member.recipe.soon, "address 10.0.0.1")
+    member.catch_up()
+    assert await _revisions(watch) == [first]
+    waiting = asyncio.ensure_future(_revisions(watch))
+    await quiet()
+    assert await asyncio.gather(waiting, _put_soon(member)) == [[first + 2], first + 2]
+    watch.close()
+    assert member.hub.watcher_count == 0
 
 
-def test_compacted_history_ends_it() -> None:
-    async def scenario(member: RecipeMember) -> None:
-        for _ in range(3):
-            member.put(b"a")
-        member.store.compact(4)
-        watch = LocalWatch(member.hub, b"a", b"", 2, member.recipe.soon, "address 10.0.0.1")
-        member.catch_up()
-        with pytest.raises(errors.CompactedError) as ended:
-            await watch.next()
-        assert ended.value.revision == 4
-
-    _run(scenario)
+async def test_compacted_history_ends_it(member: RecipeMember) -> None:
+    for _ in range(3):
+        member.put(b"a")
+    member.store.compact(4)
+    watch = LocalWatch(member.hub, b"a", b"", 2, member.recipe.soon, "address 10.0.0.1")
+    member.catch_up()
+    with pytest.raises(errors.CompactedError) as ended:
+        await watch.next()
+    assert ended.value.revision == 4
 
 
-def test_events_before_the_failure_are_delivered() -> None:
-    async def scenario(member: RecipeMember) -> None:
-        watch = LocalWatch(member.hub, b"a", b"", member.store.revision + 1, member.recipe.soon, "address 10.0.0.1")
-        revision = member.put(b"a")
-        watch.fail(errors.StoppedError())
-        assert await _revisions(watch) == [revision]
-        with pytest.raises(errors.StoppedError):
-            await watch.next()
-
-    _run(scenario)
+async def test_events_before_the_failure_are_delivered(member: RecipeMember) -> None:
+    watch = LocalWatch(member.hub, b"a", b"", member.store.revision + 1, member.recipe.soon, "address 10.0.0.1")
+    revision = member.put(b"a")
+    watch.fail(errors.StoppedError())
+    assert await _revisions(watch) == [revision]
+    with pytest.raises(errors.StoppedError):
+        await watch.next()
 
 
-def test_one_that_is_refused_is_not_taken_for_compacted() -> None:
+async def test_one_that_is_refused_is_not_taken_for_compacted(member: RecipeMember) -> None:
     """An observer began anew with the present, was refused again, and so on: all of a processor, for ever."""
-
-    async def scenario(member: RecipeMember) -> None:
-        member.hub.shares.limit = 0
-        watch = LocalWatch(member.hub, b"a", b"", member.store.revision + 1, member.recipe.soon, "address 10.0.0.1")
-        with pytest.raises(errors.TooManyRequestsError, match="the 0 bytes that the watchers of one member may take"):
-            await watch.next()
-        watch.close()
-
-    _run(scenario)
+    member.hub.shares.limit = 0
+    watch = LocalWatch(member.hub, b"a", b"", member.store.revision + 1, member.recipe.soon, "address 10.0.0.1")
+    with pytest.raises(errors.TooManyRequestsError, match="the 0 bytes that the watchers of one member may take"):
+        await watch.next()
+    watch.close()

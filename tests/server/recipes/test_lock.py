@@ -16,105 +16,96 @@ from raftkv.pb import rpc_pb2
 from raftkv.rpc.status import Code
 from raftkv.server.recipes.local_client import BEGUN_AT_ONCE, BYTES_AS_A_TXN, CALLED_AT_ONCE, KEYS_AT_ONCE, refusal
 from raftkv.server.recipes.lock import NAMES_IN_A_TXN
-from tests.server.recipes.recipes import SIZE_MAX_BYTES, RecipeMember, quiet, run
+from tests.server.recipes.recipes import SIZE_MAX_BYTES, RecipeMember, quiet
 
 
-def test_holders_follow_in_the_order_they_came_and_their_tokens_rise() -> None:
-    async def scenario(member: RecipeMember) -> None:
-        first = member.lock(b"n", 10)
+async def test_holders_follow_in_the_order_they_came_and_their_tokens_rise(member: RecipeMember) -> None:
+    first = member.lock(b"n", 10)
+    await member.settle()
+    waiting = []
+    for lease in (12, 11):
+        waiting.append(member.lock(b"n", lease))
         await member.settle()
-        waiting = []
-        for lease in (12, 11):
-            waiting.append(member.lock(b"n", lease))
-            await member.settle()
-        tokens = [first.result().create_revision]
-        for task, key in zip(waiting, (b"n/a", b"n/c"), strict=True):
-            assert not task.done()
-            revision = member.delete(key)
-            await member.settle()
-            assert task.result().header.revision == revision
-            tokens.append(task.result().create_revision)
-        assert tokens == [2, 3, 4]
-        assert waiting[1].result().key == b"n/b"
-
-    run(scenario)
+    tokens = [first.result().create_revision]
+    for task, key in zip(waiting, (b"n/a", b"n/c"), strict=True):
+        assert not task.done()
+        revision = member.delete(key)
+        await member.settle()
+        assert task.result().header.revision == revision
+        tokens.append(task.result().create_revision)
+    assert tokens == [2, 3, 4]
+    assert waiting[1].result().key == b"n/b"
 
 
 @pytest.mark.parametrize("begin", ["lock", "campaign"])
-def test_a_name_that_no_txn_can_have_often_enough_is_refused_before_one_is_made(begin: str) -> None:
+async def test_a_name_that_no_txn_can_have_often_enough_is_refused_before_one_is_made(
+    member: RecipeMember, begin: str
+) -> None:
     """Seven copies of 1.4 MB, and as many of each while they were put together, took 30 ms of a turn."""
 
-    async def scenario(member: RecipeMember) -> None:
-        def enter(name: bytes) -> asyncio.Task[Any]:
-            return member.lock(name, 10) if begin == "lock" else member.campaign(name, 10, b"v")
+    def enter(name: bytes) -> asyncio.Task[Any]:
+        return member.lock(name, 10) if begin == "lock" else member.campaign(name, 10, b"v")
 
-        refused = enter(b"n" * (SIZE_MAX_BYTES - 100))
-        await quiet()
-        with pytest.raises(errors.RequestTooLargeError):
-            refused.result()
-        taken = enter(b"n" * (SIZE_MAX_BYTES // NAMES_IN_A_TXN - 100))
+    refused = enter(b"n" * (SIZE_MAX_BYTES - 100))
+    await quiet()
+    with pytest.raises(errors.RequestTooLargeError):
+        refused.result()
+    taken = enter(b"n" * (SIZE_MAX_BYTES // NAMES_IN_A_TXN - 100))
+    await member.settle()
+    assert taken.result().header.revision
+
+
+async def test_a_release_wakes_the_next_alone(member: RecipeMember) -> None:
+    tasks = []
+    for lease in (10, 11, 12):
+        tasks.append(member.lock(b"n", lease))
         await member.settle()
-        assert taken.result().header.revision
-
-    run(scenario)
-
-
-def test_a_release_wakes_the_next_alone() -> None:
-    async def scenario(member: RecipeMember) -> None:
-        tasks = []
-        for lease in (10, 11, 12):
-            tasks.append(member.lock(b"n", lease))
-            await member.settle()
-        assert [len(member.hub._on_change[key]) for key in (b"n/a", b"n/b", b"n/c")] == [1, 2, 1]
-        member.delete(b"n/a")
-        await quiet()
-        assert len(member.node.reading) == 1  # the one that is first now asks whether it is
-        member.confirm_reads()
-        await quiet()
-        assert [task.done() for task in tasks] == [True, True, False]
-        tasks[2].cancel()
-
-    run(scenario)
+    assert [len(member.hub._on_change[key]) for key in (b"n/a", b"n/b", b"n/c")] == [1, 2, 1]
+    member.delete(b"n/a")
+    await quiet()
+    assert len(member.node.reading) == 1  # the one that is first now asks whether it is
+    member.confirm_reads()
+    await quiet()
+    assert [task.done() for task in tasks] == [True, True, False]
+    tasks[2].cancel()
 
 
 @pytest.mark.parametrize("meanwhile", ["nothing", "the one before leaves", "it leaves itself"])
-def test_a_very_long_queue_is_looked_through_in_slices(meanwhile: str, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_very_long_queue_is_looked_through_in_slices(
+    member: RecipeMember, meanwhile: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     # 200,000 keys below the name of a lock: each look for the one before held the loop for half a second.
     for name in ("TURN_S", "SLICE_S", "INLINE_S"):
         monkeypatch.setattr(scheduler, name, 1e-9)
-
-    async def scenario(member: RecipeMember) -> None:
-        keys = [b"n/old%04d" % number for number in range(10 * KEYS_AT_ONCE)]
-        for key in keys:
-            member.put(key)
-        monkeypatch.setattr(member.recipe, "find", _of_few(member.recipe.find))
-        task = member.lock(b"n", 10)
-        await quiet()
-        member.apply()
-        for _ in range(3):
-            await asyncio.sleep(0)
-        assert len(member.recipe.responder.slices) == 1
-        # The found entry may be gone by then: a new waiter would never be told.
-        if meanwhile == "the one before leaves":
-            member.delete(keys.pop())
-        elif meanwhile == "it leaves itself":
-            member.delete(b"n/a")
-        await _looked()
-        await member.settle()
-        if meanwhile == "it leaves itself":
-            with pytest.raises(errors.SessionExpiredError):
-                await task
-            return
-        await _looked()
-        assert not task.done()
-        assert [len(member.hub._on_change.get(key, ())) for key in (keys[-1], b"n/a")] == [1, 1]
-        member.write(request_delete_range=rpc_pb2.DeleteRangeRequest(key=b"n/old", range_end=b"n/ole"))
-        await member.settle()
-        await _looked()
-        await member.settle()
-        assert task.result().key == b"n/a"
-
-    run(scenario)
+    keys = [b"n/old%04d" % number for number in range(10 * KEYS_AT_ONCE)]
+    for key in keys:
+        member.put(key)
+    monkeypatch.setattr(member.recipe, "find", _of_few(member.recipe.find))
+    task = member.lock(b"n", 10)
+    await quiet()
+    member.apply()
+    for _ in range(3):
+        await asyncio.sleep(0)
+    assert len(member.recipe.responder.slices) == 1
+    # The found entry may be gone by then: a new waiter would never be told.
+    if meanwhile == "the one before leaves":
+        member.delete(keys.pop())
+    elif meanwhile == "it leaves itself":
+        member.delete(b"n/a")
+    await _looked()
+    await member.settle()
+    if meanwhile == "it leaves itself":
+        with pytest.raises(errors.SessionExpiredError):
+            await task
+        return
+    await _looked()
+    assert not task.done()
+    assert [len(member.hub._on_change.get(key, ())) for key in (keys[-1], b"n/a")] == [1, 1]
+    member.write(request_delete_range=rpc_pb2.DeleteRangeRequest(key=b"n/old", range_end=b"n/ole"))
+    await member.settle()
+    await _looked()
+    await member.settle()
+    assert task.result().key == b"n/a"
 
 
 async def _looked() -> None:
@@ -131,67 +122,57 @@ def _of_few(find: Callable[[rpc_pb2.RangeRequest], Any]) -> Callable[[rpc_pb2.Ra
     return found
 
 
-def test_waiters_of_one_key_are_woken_in_slices() -> None:
+async def test_waiters_of_one_key_are_woken_in_slices(member: RecipeMember) -> None:
     """One lease is enough for all of them, and each looks at the store when it is woken."""
-
-    async def scenario(member: RecipeMember) -> None:
-        member.lock(b"n", 10)
-        await member.settle()
-        waiting = [member.lock(b"n", 11) for _ in range(3 * CALLED_AT_ONCE)]
-        await member.settle()
-        member.delete(b"n/a")
-        woken: list[int] = []
-        while len(member.node.reading) < len(waiting):
-            before = len(member.node.reading)
-            await asyncio.sleep(0)
-            woken.append(len(member.node.reading) - before)
-        assert max(woken) <= CALLED_AT_ONCE
-        await member.settle()
-        assert {task.result().key for task in waiting} == {b"n/b"}
-
-    run(scenario)
+    member.lock(b"n", 10)
+    await member.settle()
+    waiting = [member.lock(b"n", 11) for _ in range(3 * CALLED_AT_ONCE)]
+    await member.settle()
+    member.delete(b"n/a")
+    woken: list[int] = []
+    while len(member.node.reading) < len(waiting):
+        before = len(member.node.reading)
+        await asyncio.sleep(0)
+        woken.append(len(member.node.reading) - before)
+    assert max(woken) <= CALLED_AT_ONCE
+    await member.settle()
+    assert {task.result().key for task in waiting} == {b"n/b"}
 
 
 @pytest.mark.parametrize("name", [b"n", b"n" * 15 * BYTES_AS_A_TXN], ids=["short", "long"])
-def test_a_turn_makes_some_of_very_many_entries_whose_leases_were_granted_together(name: bytes) -> None:
+async def test_a_turn_makes_some_of_very_many_entries_whose_leases_were_granted_together(
+    member: RecipeMember, name: bytes
+) -> None:
     """An entry's txn has the name seven times: 480 names of 60 KB were a turn of 0.07 s."""
-
-    async def scenario(member: RecipeMember) -> None:
-        count = 2 * BEGUN_AT_ONCE
-        locks = [member.lock(name + b"%d" % number, 0) for number in range(count)]
-        made: list[int] = []
-        while len(member.node.proposed) < count:
-            before = len(member.node.proposed)
-            await asyncio.sleep(0)
-            made.append(len(member.node.proposed) - before)
-        assert max(made) <= BEGUN_AT_ONCE // (len(name) // BYTES_AS_A_TXN + 1) + 1
-        await member.settle()
-        assert all(task.done() for task in locks)
-
-    run(scenario)
+    count = 2 * BEGUN_AT_ONCE
+    locks = [member.lock(name + b"%d" % number, 0) for number in range(count)]
+    made: list[int] = []
+    while len(member.node.proposed) < count:
+        before = len(member.node.proposed)
+        await asyncio.sleep(0)
+        made.append(len(member.node.proposed) - before)
+    assert max(made) <= BEGUN_AT_ONCE // (len(name) // BYTES_AS_A_TXN + 1) + 1
+    await member.settle()
+    assert all(task.done() for task in locks)
 
 
-def test_a_turn_deletes_some_of_very_many_entries_whose_waiters_leave_together() -> None:
+async def test_a_turn_deletes_some_of_very_many_entries_whose_waiters_leave_together(member: RecipeMember) -> None:
     """A connection had 480 of them, with names of 60 KB: a turn of 0.08 s."""
-
-    async def scenario(member: RecipeMember) -> None:
-        name = b"n" * 15 * BYTES_AS_A_TXN
-        member.lock(name, 10)
-        await member.settle()
-        waiting = [member.lock(name, 0) for _ in range(BEGUN_AT_ONCE)]
-        await member.settle()
-        for task in waiting:
-            task.cancel()
-        made: list[int] = []
-        while len(member.node.proposed) < len(waiting):
-            before = len(member.node.proposed)
-            await asyncio.sleep(0)
-            made.append(len(member.node.proposed) - before)
-        assert max(made) <= BEGUN_AT_ONCE // 16 + 1
-        await member.settle()
-        assert member.keys() == [name + b"/a"]
-
-    run(scenario)
+    name = b"n" * 15 * BYTES_AS_A_TXN
+    member.lock(name, 10)
+    await member.settle()
+    waiting = [member.lock(name, 0) for _ in range(BEGUN_AT_ONCE)]
+    await member.settle()
+    for task in waiting:
+        task.cancel()
+    made: list[int] = []
+    while len(member.node.proposed) < len(waiting):
+        before = len(member.node.proposed)
+        await asyncio.sleep(0)
+        made.append(len(member.node.proposed) - before)
+    assert max(made) <= BEGUN_AT_ONCE // 16 + 1
+    await member.settle()
+    assert member.keys() == [name + b"/a"]
 
 
 async def _waiter(member: RecipeMember) -> asyncio.Task[object]:
@@ -205,58 +186,48 @@ async def _waiter(member: RecipeMember) -> asyncio.Task[object]:
     return waiter
 
 
-def test_a_lease_that_ends_behind_the_last_wait_is_noticed() -> None:
+async def test_a_lease_that_ends_behind_the_last_wait_is_noticed(member: RecipeMember) -> None:
     """etcd issue 11456: the holder is gone here, but what this member has not applied yet is the waiter's own end."""
+    waiter = await _waiter(member)
+    member.delete(b"n/a")
+    await quiet()
+    assert len(member.node.reading) == 1
+    assert not waiter.done()
+    member.delete(b"n/b")  # what the quorum knows comes before the read is confirmed
+    member.confirm_reads()
+    await member.settle()
+    with pytest.raises(errors.SessionExpiredError):
+        waiter.result()
 
-    async def scenario(member: RecipeMember) -> None:
-        waiter = await _waiter(member)
-        member.delete(b"n/a")
+
+async def test_a_waiter_outlives_its_leader(member: RecipeMember) -> None:
+    waiter = await _waiter(member)
+    member.delete(b"n/a")
+    for error in (errors.RequestTimeoutError(), errors.WaitAppliedTimeoutError()):
         await quiet()
-        assert len(member.node.reading) == 1
-        assert not waiter.done()
-        member.delete(b"n/b")  # what the quorum knows comes before the read is confirmed
-        member.confirm_reads()
-        await member.settle()
-        with pytest.raises(errors.SessionExpiredError):
-            waiter.result()
-
-    run(scenario)
+        member.fail_reads(error)
+    await quiet()
+    assert not waiter.done()
+    await member.settle()
+    assert waiter.done()
+    assert waiter.exception() is None
 
 
-def test_a_waiter_outlives_its_leader() -> None:
-    async def scenario(member: RecipeMember) -> None:
-        waiter = await _waiter(member)
-        member.delete(b"n/a")
-        for error in (errors.RequestTimeoutError(), errors.WaitAppliedTimeoutError()):
-            await quiet()
-            member.fail_reads(error)
-        await quiet()
-        assert not waiter.done()
-        await member.settle()
-        assert waiter.done()
-        assert waiter.exception() is None
-
-    run(scenario)
-
-
-def test_key_of_caller_that_left_early_is_deleted() -> None:
-    async def scenario(member: RecipeMember) -> None:
-        task = member.lock(b"n", 10)
-        await quiet()
-        task.cancel()
-        await quiet()
-        member.apply()
-        assert member.keys() == [b"n/a"]
-        await member.settle()
-        assert member.keys() == []
-
-    run(scenario)
+async def test_key_of_caller_that_left_early_is_deleted(member: RecipeMember) -> None:
+    task = member.lock(b"n", 10)
+    await quiet()
+    task.cancel()
+    await quiet()
+    member.apply()
+    assert member.keys() == [b"n/a"]
+    await member.settle()
+    assert member.keys() == []
 
 
 @pytest.mark.interpreted
 @pytest.mark.parametrize("leaves", [False, True])
-def test_entry_whose_queue_cannot_be_read_is_refused_and_taken_back(
-    leaves: bool, monkeypatch: pytest.MonkeyPatch
+async def test_entry_whose_queue_cannot_be_read_is_refused_and_taken_back(
+    member: RecipeMember, leaves: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A user who may write below a name made its locks fail with an internal error and leave entries behind."""
 
@@ -265,80 +236,64 @@ def test_entry_whose_queue_cannot_be_read_is_refused_and_taken_back(
         yield
 
     monkeypatch.setattr(txn, "read_answer", compacted)
-
-    async def scenario(member: RecipeMember) -> None:
-        for number in range(AT_ONCE_MAX + 1):
-            member.put(b"n/%04d" % number)
-        task = member.lock(b"n", 10)
+    for number in range(AT_ONCE_MAX + 1):
+        member.put(b"n/%04d" % number)
+    task = member.lock(b"n", 10)
+    await quiet()
+    if leaves:
+        task.cancel()
         await quiet()
-        if leaves:
-            task.cancel()
-            await quiet()
-        member.apply()
-        assert member.store.get(b"n/a") is not None, "it was made"
-        await member.settle()
-        assert member.store.get(b"n/a") is None
-        if not leaves:
-            with pytest.raises(errors.RequestTimeoutError):
-                task.result()
-
-    run(scenario)
+    member.apply()
+    assert member.store.get(b"n/a") is not None, "it was made"
+    await member.settle()
+    assert member.store.get(b"n/a") is None
+    if not leaves:
+        with pytest.raises(errors.RequestTimeoutError):
+            task.result()
 
 
-def test_taking_back_spares_a_lock_that_was_held_before() -> None:
-    async def scenario(member: RecipeMember) -> None:
-        first = member.lock(b"n", 10)
-        await member.settle()
-        again = member.lock(b"n", 10)
+async def test_taking_back_spares_a_lock_that_was_held_before(member: RecipeMember) -> None:
+    first = member.lock(b"n", 10)
+    await member.settle()
+    again = member.lock(b"n", 10)
+    await quiet()
+    again.cancel()
+    await member.settle()
+    assert first.done()
+    assert member.keys() == [b"n/a"]
+
+
+async def test_taking_back_is_tried_until_it_is_decided(member: RecipeMember) -> None:
+    waiter = await _waiter(member)
+    waiter.cancel()
+    await quiet()
+    for _ in range(3):
+        ((_, _, lost),) = member.node.proposed
+        member.node.proposed.clear()
+        lost.fail(errors.RequestTimeoutError())
         await quiet()
-        again.cancel()
-        await member.settle()
-        assert first.done()
-        assert member.keys() == [b"n/a"]
-
-    run(scenario)
+    await member.settle()
+    assert member.keys() == [b"n/a"]
 
 
-def test_taking_back_is_tried_until_it_is_decided() -> None:
-    async def scenario(member: RecipeMember) -> None:
-        waiter = await _waiter(member)
-        waiter.cancel()
-        await quiet()
-        for _ in range(3):
-            ((_, _, lost),) = member.node.proposed
-            member.node.proposed.clear()
-            lost.fail(errors.RequestTimeoutError())
-            await quiet()
-        await member.settle()
-        assert member.keys() == [b"n/a"]
-
-    run(scenario)
+async def test_a_stopping_member_sends_waiters_away(member: RecipeMember) -> None:
+    waiter = await _waiter(member)
+    member.recipe.close()
+    await quiet()
+    with pytest.raises(errors.StoppedError):
+        waiter.result()
+    late = member.lock(b"n", 12)
+    await member.settle()
+    with pytest.raises(errors.StoppedError):
+        late.result()
 
 
-def test_a_stopping_member_sends_waiters_away() -> None:
-    async def scenario(member: RecipeMember) -> None:
-        waiter = await _waiter(member)
-        member.recipe.close()
-        await quiet()
-        with pytest.raises(errors.StoppedError):
-            waiter.result()
-        late = member.lock(b"n", 12)
-        await member.settle()
-        with pytest.raises(errors.StoppedError):
-            late.result()
-
-    run(scenario)
-
-
-def test_no_watcher_stays_behind() -> None:
-    async def scenario(member: RecipeMember) -> None:
-        waiter = await _waiter(member)
-        member.delete(b"n/a")
-        await member.settle()
-        assert waiter.done()
-        assert not member.hub._on_change
-
-    run(scenario)
+async def test_no_watcher_stays_behind(member: RecipeMember) -> None:
+    waiter = await _waiter(member)
+    member.delete(b"n/a")
+    await member.settle()
+    assert waiter.done()
+    assert not member.hub._on_change
 
 
 def test_refusals_are_passed_on_as_text_and_unavailability_as_such() -> None:

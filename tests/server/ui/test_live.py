@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
@@ -29,20 +30,25 @@ class Collector:
         return {"n": self.asked}
 
 
-def _run(story: Callable[[Live, Collector], Awaitable[None]]) -> None:
+def run_async(test: Coroutine[Any, Any, None]) -> None:
     scheduler = Scheduler(random.Random(1))
-    loop = NodeLoop(scheduler)
-    collector = Collector()
-
-    async def tell() -> None:
-        live = Live(collector)
-        await story(live, collector)
-        live.close()
-
-    told = loop.create_task(tell())
+    told = NodeLoop(scheduler).create_task(test)
     scheduler.run_until(60.0, told.done)
     scheduler.tear_down()
     told.result()
+
+
+@pytest.fixture
+def collector() -> Collector:
+    return Collector()
+
+
+@pytest.fixture
+@asynccontextmanager
+async def live(collector: Collector) -> AsyncIterator[Live]:
+    live = Live(collector)
+    yield live
+    live.close()
 
 
 async def _next(records: AsyncIterator[bytes]) -> bytes:
@@ -59,88 +65,75 @@ async def _close(records: Any) -> None:
     await records.aclose()
 
 
-def test_viewers_share_records_and_none_are_made_without_viewers() -> None:
-    async def story(live: Live, collector: Collector) -> None:
-        await asyncio.sleep(5)
-        assert (collector.asked, live.is_running) == (0, False)
-        first, second = await _opened(live), await _opened(live)
-        assert [await _next(first), await _next(second)] == [b'data: {"n":1}\n\n'] * 2
-        assert await _next(first) is await _next(second)
-        await _close(first)
-        assert live.is_running
-        await _close(second)
-        assert not live.is_running
-        await asyncio.sleep(5)
-        assert collector.asked == 2
-
-    _run(story)
+async def test_viewers_share_records_and_none_are_made_without_viewers(live: Live, collector: Collector) -> None:
+    await asyncio.sleep(5)
+    assert (collector.asked, live.is_running) == (0, False)
+    first, second = await _opened(live), await _opened(live)
+    assert [await _next(first), await _next(second)] == [b'data: {"n":1}\n\n'] * 2
+    assert await _next(first) is await _next(second)
+    await _close(first)
+    assert live.is_running
+    await _close(second)
+    assert not live.is_running
+    await asyncio.sleep(5)
+    assert collector.asked == 2
 
 
-def test_a_slow_viewer_misses_records_and_a_failure_ends_nothing(caplog: pytest.LogCaptureFixture) -> None:
-    async def story(live: Live, collector: Collector) -> None:
-        slow = await _opened(live)
-        await asyncio.sleep(4.5)
-        assert collector.asked == 5
-        assert await _next(slow) == b'data: {"n":5}\n\n'
-        assert await _next(slow) == b'data: {"n":6}\n\n'
-
-    _run(story)
+async def test_a_slow_viewer_misses_records_and_a_failure_ends_nothing(
+    live: Live, collector: Collector, caplog: pytest.LogCaptureFixture
+) -> None:
+    slow = await _opened(live)
+    await asyncio.sleep(4.5)
+    assert collector.asked == 5
+    assert await _next(slow) == b'data: {"n":5}\n\n'
+    assert await _next(slow) == b'data: {"n":6}\n\n'
     assert "reading the figures for the dashboard failed" in caplog.text
 
 
-def test_reader_that_lost_rights_is_cut_off_at_next_record() -> None:
-    async def story(live: Live, _collector: Collector) -> None:
-        allowed = True
-        records = await _opened(live, lambda: allowed)
+async def test_reader_that_lost_rights_is_cut_off_at_next_record(live: Live) -> None:
+    allowed = True
+    records = await _opened(live, lambda: allowed)
+    await _next(records)
+    allowed = False
+    with pytest.raises(StopAsyncIteration):
         await _next(records)
-        allowed = False
-        with pytest.raises(StopAsyncIteration):
-            await _next(records)
-        assert not live.is_running
-
-    _run(story)
+    assert not live.is_running
 
 
-def test_viewers_are_bounded_and_end_with_the_member(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_viewers_are_bounded_and_end_with_the_member(live: Live, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(service, "VIEWERS_MAX", 2)
-
-    async def story(live: Live, _collector: Collector) -> None:
-        never_read = live.look(lambda: True, b"alice")
-        viewers = [await _opened(live), await _opened(live)]
-        with pytest.raises(TooManyViewersError):
-            live.look(lambda: True, b"alice")
-        live.close()
-        for viewer in viewers:
-            with pytest.raises(StopAsyncIteration):
-                await _next(viewer)
-        assert not live.is_running
-        await _close(never_read)
-
-    _run(story)
+    never_read = live.look(lambda: True, b"alice")
+    viewers = [await _opened(live), await _opened(live)]
+    with pytest.raises(TooManyViewersError):
+        live.look(lambda: True, b"alice")
+    live.close()
+    for viewer in viewers:
+        with pytest.raises(StopAsyncIteration):
+            await _next(viewer)
+    assert not live.is_running
+    await _close(never_read)
 
 
-def test_the_oldest_page_of_the_greediest_ends_for_another_user(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_oldest_page_of_the_greediest_ends_for_another_user(
+    live: Live, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A user without roles opened all the pages that a member serves."""
     monkeypatch.setattr(service, "VIEWERS_MAX", 3)
-
-    async def story(live: Live, _collector: Collector) -> None:
-        pages = [live.look(lambda: True, b"mallory") for _ in range(4)]
-        for page in pages[:3]:
-            assert await _next(page) == b"retry: 1000\n\n"
-        with pytest.raises(StopAsyncIteration):
-            await _next(pages[3])  # they were all asked for before one was served
-        with pytest.raises(TooManyViewersError, match="user mallory has its share of the 3 pages"):
-            live.look(lambda: True, b"mallory")
-        honest = live.look(lambda: True, b"alice")
-        assert await _next(honest) == b"retry: 1000\n\n"
-        with pytest.raises(StopAsyncIteration):
-            await _next(pages[0])
-        assert await _next(honest) == await _next(pages[1]) == await _next(pages[2])
-        for page in (honest, *pages):
-            await _close(page)
-        assert not live.is_running
-
-    _run(story)
+    pages = [live.look(lambda: True, b"mallory") for _ in range(4)]
+    for page in pages[:3]:
+        assert await _next(page) == b"retry: 1000\n\n"
+    with pytest.raises(StopAsyncIteration):
+        await _next(pages[3])  # they were all asked for before one was served
+    with pytest.raises(TooManyViewersError, match="user mallory has its share of the 3 pages"):
+        live.look(lambda: True, b"mallory")
+    honest = live.look(lambda: True, b"alice")
+    assert await _next(honest) == b"retry: 1000\n\n"
+    with pytest.raises(StopAsyncIteration):
+        await _next(pages[0])
+    assert await _next(honest) == await _next(pages[1]) == await _next(pages[2])
+    for page in (honest, *pages):
+        await _close(page)
+    assert not live.is_running
 
 
 def test_quantiles_are_of_the_last_while() -> None:

@@ -78,7 +78,7 @@ def test_watcher_list_is_limited() -> None:
     assert sum(stream["ranges_total"] for stream in found["streams"]) <= WATCHERS_MAX + 20 * STREAMS_MAX
 
 
-def test_watcher_list_is_built_once_in_slices_for_concurrent_requests(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_watcher_list_is_built_once_in_slices_for_concurrent_requests(monkeypatch: pytest.MonkeyPatch) -> None:
     """64 requests for 200 streams of 20 intervals were one turn of 0.9 s."""
     made: list[int] = []
     turn = 0
@@ -87,19 +87,15 @@ def test_watcher_list_is_built_once_in_slices_for_concurrent_requests(monkeypatc
         made.append(turn)
         return {"watchers": len(stream.watchers)}
 
-    async def main() -> list[bytes]:
-        nonlocal turn
-        hub = hub_of(*[[(b"k", b"")] for _ in range(STREAMS_MAX)])
-        text = limiter.SharedText(lambda: watchers(hub))
-        asked = [asyncio.create_task(text()) for _ in range(64)]
-        while not all(task.done() for task in asked):
-            turn += 1
-            await asyncio.sleep(0)
-        return await asyncio.gather(*asked)
-
     monkeypatch.setattr(service, "_stream", one)
     monkeypatch.setattr(limiter, "TEXT_SLICE_S", -1.0)
-    texts = asyncio.run(main())
+    hub = hub_of(*[[(b"k", b"")] for _ in range(STREAMS_MAX)])
+    text = limiter.SharedText(lambda: watchers(hub))
+    asked = [asyncio.create_task(text()) for _ in range(64)]
+    while not all(task.done() for task in asked):
+        turn += 1
+        await asyncio.sleep(0)
+    texts = await asyncio.gather(*asked)
     assert len(made) <= 2 * STREAMS_MAX
     assert max(map(made.count, made)) == 1
     assert len(set(texts)) == 1

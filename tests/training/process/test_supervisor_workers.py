@@ -128,23 +128,20 @@ def test_a_worker_may_end_in_peace_when_asked() -> None:
     run(FOREVER, use)
 
 
-def test_cancelled_start_leaves_no_process() -> None:
-    async def main() -> Workers:
-        running: asyncio.Future[Workers] = asyncio.get_running_loop().create_future()
+async def test_cancelled_start_leaves_no_process() -> None:
+    running: asyncio.Future[Workers] = asyncio.get_running_loop().create_future()
 
-        async def hold() -> None:
-            async with Workers.started([*PYTHON, FOREVER], [dict(os.environ)]) as workers:
-                running.set_result(workers)
-                await workers.wait()
+    async def hold() -> None:
+        async with Workers.started([*PYTHON, FOREVER], [dict(os.environ)]) as workers:
+            running.set_result(workers)
+            await workers.wait()
 
-        task = asyncio.create_task(hold())
-        async with asyncio.timeout(TIMEOUT_S):
-            workers = await running
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
-        return workers
-
-    assert find_marked(asyncio.run(main()).mark) == []
+    task = asyncio.create_task(hold())
+    async with asyncio.timeout(TIMEOUT_S):
+        workers = await running
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+    assert find_marked(workers.mark) == []
 
 
 AGENT = f"""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 
 import pytest
@@ -103,126 +103,97 @@ class Stage:
             await agent.stop()
 
 
-@asynccontextmanager
-async def stage(endpoints: str) -> AsyncIterator[Stage]:
-    the_stage = Stage(endpoints)
-    try:
-        yield the_stage
-    finally:
-        for agent in the_stage.agents:
-            await agent.stop()
-        await the_stage.kv.close()
-
-
 @pytest.fixture
-def play(members: Cluster) -> Callable[..., None]:
-    def run(story: Callable[[Stage], Awaitable[None]]) -> None:
-        async def main() -> None:
-            async with asyncio.timeout(3 * PATIENCE_S), stage(members.endpoints) as the_stage:
-                await story(the_stage)
-
-        asyncio.run(main())
-
-    return run
-
-
-@pytest.mark.long
-def test_one_run_waits_for_the_slots_of_the_other(play) -> None:
-    async def story(stage: Stage) -> None:
-        first = await stage.run("a", "xy", cluster="gpu")
-        await until(lambda: all(agent.hosts == ["x", "y"] for agent in first))
-        second = await stage.run("b", "yz", cluster="gpu")
-        await until(lambda: stage.told["b/y"] and "number 1 in line" in stage.told["b/y"][-1])
-        assert stage.told["b/y"][-1] == "waits for slots of cluster gpu: number 1 in line for slots that a holds"
-        assert not second[0].worlds
-        await stage.close(first)
-        await until(lambda: all(agent.hosts == ["y", "z"] for agent in second))
-        assert [len(agent.worlds) for agent in second] == [1, 1]
-        await stage.close(second)
-        assert await stage.kv.get(ClusterKeys("gpu").ledger) is None
-
-    play(story)
+@asynccontextmanager
+async def stage(members: Cluster) -> AsyncIterator[Stage]:
+    made = Stage(members.endpoints)
+    try:
+        yield made
+    finally:
+        for agent in made.agents:
+            await agent.stop()
+        await made.kv.close()
 
 
 @pytest.mark.long
-def test_a_run_that_dies_without_a_word_makes_room(play) -> None:
-    async def story(stage: Stage) -> None:
-        first = await stage.run("c", "xy", cluster="dying")
-        await until(lambda: all(agent.hosts for agent in first))
-        second = await stage.run("d", "xy", cluster="dying")
-        await until(lambda: stage.told["d/x"] and "c holds" in stage.told["d/x"][-1])
-        await asyncio.gather(*(agent.stop(word=False) for agent in first))
-        await until(lambda: all(agent.hosts == ["x", "y"] for agent in second))
-
-    play(story)
-
-
-def test_a_run_grows_only_onto_slots_that_are_free(play) -> None:
-    async def story(stage: Stage) -> None:
-        other = await stage.run("e", "y", cluster="grow")
-        await until(lambda: other[0].hosts == ["y"])
-        one = await stage.agent("f", "x", 1, 2, cluster="grow")
-        await until(lambda: one.hosts == ["x"])
-        two = await stage.agent("f", "y", 1, 2, cluster="grow")
-
-        async def asked() -> bool:
-            view = await describe_cluster(stage.kv, "grow")
-            return any(grant.run == "f" and grant.candidates == 2 for grant in view.grants)
-
-        await until(asked)
-        await stage.close(other)
-        await until(lambda: one.hosts == two.hosts == ["x", "y"])
-        assert [world.generation for world in one.worlds] == [1, 2], "not broken before there was room"
-
-    play(story)
+async def test_one_run_waits_for_the_slots_of_the_other(stage: Stage) -> None:
+    first = await stage.run("a", "xy", cluster="gpu")
+    await until(lambda: all(agent.hosts == ["x", "y"] for agent in first))
+    second = await stage.run("b", "yz", cluster="gpu")
+    await until(lambda: stage.told["b/y"] and "number 1 in line" in stage.told["b/y"][-1])
+    assert stage.told["b/y"][-1] == "waits for slots of cluster gpu: number 1 in line for slots that a holds"
+    assert not second[0].worlds
+    await stage.close(first)
+    await until(lambda: all(agent.hosts == ["y", "z"] for agent in second))
+    assert [len(agent.worlds) for agent in second] == [1, 1]
+    await stage.close(second)
+    assert await stage.kv.get(ClusterKeys("gpu").ledger) is None
 
 
-def test_a_ledger_that_cannot_be_read_is_told_and_one_that_is_deleted_is_made_anew(play) -> None:
-    async def story(stage: Stage) -> None:
-        await stage.kv.put(ClusterKeys("broken").ledger, b"hello")
-        one = await stage.run("j", "x", cluster="broken")
-        await until(lambda: stage.told["j/x"] and "delete /raftkv/train-cluster/broken/ledger" in stage.told["j/x"][-1])
-        await stage.kv.delete(ClusterKeys("broken").ledger)
-        await until(lambda: one[0].hosts == ["x"])
-        await stage.kv.delete(ClusterKeys("broken").ledger)
-        await until(lambda: stage.kv.get(ClusterKeys("broken").ledger))
-        assert [grant.run for grant in (await describe_cluster(stage.kv, "broken")).grants] == ["j"]
-        assert len(one[0].worlds) == 1
-
-    play(story)
+@pytest.mark.long
+async def test_a_run_that_dies_without_a_word_makes_room(stage: Stage) -> None:
+    first = await stage.run("c", "xy", cluster="dying")
+    await until(lambda: all(agent.hosts for agent in first))
+    second = await stage.run("d", "xy", cluster="dying")
+    await until(lambda: stage.told["d/x"] and "c holds" in stage.told["d/x"][-1])
+    await asyncio.gather(*(agent.stop(word=False) for agent in first))
+    await until(lambda: all(agent.hosts == ["x", "y"] for agent in second))
 
 
-def test_a_run_below_its_minimum_gives_back_what_it_has(play) -> None:
-    async def story(stage: Stage) -> None:
-        first = await stage.run("h", "xy", cluster="short")
-        await until(lambda: all(agent.hosts for agent in first))
-        second = await stage.run("i", "y", cluster="short")
-        await until(lambda: stage.told["i/y"] and "h holds" in stage.told["i/y"][-1])
-        await first[1].stop()
-        await until(lambda: second[0].hosts == ["y"])
-        back = await stage.agent("h", "y", 2, 2, cluster="short")
-        await until(lambda: stage.told["h/y"] and "i holds" in stage.told["h/y"][-1])
-        await stage.close(second)
-        await until(lambda: first[0].hosts == back.hosts == ["x", "y"])
+async def test_a_run_grows_only_onto_slots_that_are_free(stage: Stage) -> None:
+    other = await stage.run("e", "y", cluster="grow")
+    await until(lambda: other[0].hosts == ["y"])
+    one = await stage.agent("f", "x", 1, 2, cluster="grow")
+    await until(lambda: one.hosts == ["x"])
+    two = await stage.agent("f", "y", 1, 2, cluster="grow")
 
-    play(story)
+    async def asked() -> bool:
+        view = await describe_cluster(stage.kv, "grow")
+        return any(grant.run == "f" and grant.candidates == 2 for grant in view.grants)
+
+    await until(asked)
+    await stage.close(other)
+    await until(lambda: one.hosts == two.hosts == ["x", "y"])
+    assert [world.generation for world in one.worlds] == [1, 2], "not broken before there was room"
 
 
-def test_a_host_that_broke_two_generations_is_left_out_and_told_why(play) -> None:
-    async def story(stage: Stage) -> None:
-        options = {"fault_limit": 2, "fault_window_s": 600, "fault_cooldown_s": 300}
-        good, other, bad = [await stage.agent("g", host, 2, 3, **options) for host in ("good", "other", "bad")]
-        for _ in range(2):
-            await until(lambda: all(len(agent.hosts) == 3 for agent in (good, other, bad)))
-            broken = good.worlds[-1].generation  # the third may come late, after a generation of two
-            await stage.fail(good, culprit=bad)
-            await until(lambda broken=broken: good.worlds[-1].generation > broken and good.hosts)
-        await until(lambda: good.hosts == other.hosts == ["good", "other"])
-        await until(lambda: any("is left out for 300 s after 2 faults" in line for line in stage.told["g/bad"][-1:]))
-        assert bad.participant.phase is not None
-        assert bad.participant.phase.phase == RUNNING
-        # The run needs two: without the other good host the denied one is better than none.
-        await other.stop()
-        await until(lambda: good.hosts == bad.hosts == ["bad", "good"])
+async def test_a_ledger_that_cannot_be_read_is_told_and_one_that_is_deleted_is_made_anew(stage: Stage) -> None:
+    await stage.kv.put(ClusterKeys("broken").ledger, b"hello")
+    one = await stage.run("j", "x", cluster="broken")
+    await until(lambda: stage.told["j/x"] and "delete /raftkv/train-cluster/broken/ledger" in stage.told["j/x"][-1])
+    await stage.kv.delete(ClusterKeys("broken").ledger)
+    await until(lambda: one[0].hosts == ["x"])
+    await stage.kv.delete(ClusterKeys("broken").ledger)
+    await until(lambda: stage.kv.get(ClusterKeys("broken").ledger))
+    assert [grant.run for grant in (await describe_cluster(stage.kv, "broken")).grants] == ["j"]
+    assert len(one[0].worlds) == 1
 
-    play(story)
+
+async def test_a_run_below_its_minimum_gives_back_what_it_has(stage: Stage) -> None:
+    first = await stage.run("h", "xy", cluster="short")
+    await until(lambda: all(agent.hosts for agent in first))
+    second = await stage.run("i", "y", cluster="short")
+    await until(lambda: stage.told["i/y"] and "h holds" in stage.told["i/y"][-1])
+    await first[1].stop()
+    await until(lambda: second[0].hosts == ["y"])
+    back = await stage.agent("h", "y", 2, 2, cluster="short")
+    await until(lambda: stage.told["h/y"] and "i holds" in stage.told["h/y"][-1])
+    await stage.close(second)
+    await until(lambda: first[0].hosts == back.hosts == ["x", "y"])
+
+
+async def test_a_host_that_broke_two_generations_is_left_out_and_told_why(stage: Stage) -> None:
+    options = {"fault_limit": 2, "fault_window_s": 600, "fault_cooldown_s": 300}
+    good, other, bad = [await stage.agent("g", host, 2, 3, **options) for host in ("good", "other", "bad")]
+    for _ in range(2):
+        await until(lambda: all(len(agent.hosts) == 3 for agent in (good, other, bad)))
+        broken = good.worlds[-1].generation  # the third may come late, after a generation of two
+        await stage.fail(good, culprit=bad)
+        await until(lambda broken=broken: good.worlds[-1].generation > broken and good.hosts)
+    await until(lambda: good.hosts == other.hosts == ["good", "other"])
+    await until(lambda: any("is left out for 300 s after 2 faults" in line for line in stage.told["g/bad"][-1:]))
+    assert bad.participant.phase is not None
+    assert bad.participant.phase.phase == RUNNING
+    # The run needs two: without the other good host the denied one is better than none.
+    await other.stop()
+    await until(lambda: good.hosts == bad.hosts == ["bad", "good"])
