@@ -62,12 +62,7 @@ class Network:
         seed: seed of delays and of how connections are healed.
     """
 
-    def __init__(
-        self,
-        targets: Mapping[int, Target],
-        process_ids: Callable[[], Mapping[int, int]],
-        seed: int,
-    ) -> None:
+    def __init__(self, targets: Mapping[int, Target], process_ids: Callable[[], Mapping[int, int]], seed: int) -> None:
         self.relayed_bytes = 0
         self._targets, self._process_ids = dict(targets), process_ids
         self._rng = random.Random(f"network {seed}")

@@ -61,10 +61,7 @@ def _is_in(intervals: list[tuple[bytes, bytes]], key: bytes) -> bool:
 
 
 NAMES = st.binary(min_size=1, max_size=2).map(lambda name: bytes(byte % 4 + 97 for byte in name))
-LEAVES = st.one_of(
-    NAMES.map(put),
-    st.builds(delete, NAMES, st.one_of(NAMES, st.sampled_from((b"", b"\0", b"z")))),
-)
+LEAVES = st.one_of(NAMES.map(put), st.builds(delete, NAMES, st.one_of(NAMES, st.sampled_from((b"", b"\0", b"z")))))
 BRANCHES = st.recursive(
     st.lists(LEAVES, max_size=4),
     lambda branches: st.lists(

@@ -404,11 +404,7 @@ def _matches(compare: rpc_pb2.Compare, kv: kv_pb2.KeyValue) -> bool:
 
 COMPARES = st.builds(
     lambda key, end, target, result, field, number, value: rpc_pb2.Compare(
-        key=key,
-        range_end=end,
-        target=target,
-        result=result,
-        **{field: value if field == "value" else number},
+        key=key, range_end=end, target=target, result=result, **{field: value if field == "value" else number}
     ),
     st.sampled_from((*KEYS, b"z")),
     st.sampled_from(ENDS),

@@ -160,8 +160,7 @@ ENTRIES = st.one_of(
         st.lists(st.builds(ConfChangeSingle, st.sampled_from(ConfChangeType), IDS), max_size=3),
         st.sampled_from(ConfChangeTransition),
         st.one_of(
-            st.binary(min_size=1, max_size=30),
-            CHANGES.map(lambda change: record_of(*change).SerializeToString()),
+            st.binary(min_size=1, max_size=30), CHANGES.map(lambda change: record_of(*change).SerializeToString())
         ),
     ),
 )

@@ -145,8 +145,7 @@ def test_events_are_counted_by_watcher() -> None:
 
 
 @pytest.mark.parametrize(
-    "told",
-    [((2, [5]), (2, [5])), ((2, [6]), (2, [5])), ((2, [5, 6, 6]),), ((2, [5, 7]), (2, [6]))],
+    "told", [((2, [5]), (2, [5])), ((2, [6]), (2, [5])), ((2, [5, 6, 6]),), ((2, [5, 7]), (2, [6]))]
 )
 def test_events_that_come_twice_or_out_of_order_are_seen(told: tuple[tuple[int, Sequence[int]], ...]) -> None:
     assert counted(*told)[0].disordered == 1

@@ -26,10 +26,7 @@ REFUSED = [
     ({"backend_batch_interval_s": -1.0}, "--backend-batch-interval must not be negative (set to -1s)"),
     ({"listen_peer_urls": ("http://example.org:1",)}, "expected IP in URL for binding (http://example.org:1)"),
     ({"listen_client_urls": ()}, "--listen-peer-urls and --listen-client-urls must not be empty"),
-    (
-        {"advertise_client_urls": ()},
-        "--advertise-client-urls is required when --listen-client-urls is set explicitly",
-    ),
+    ({"advertise_client_urls": ()}, "--advertise-client-urls is required when --listen-client-urls is set explicitly"),
     (
         {"initial_advertise_peer_urls": ("http://:2380",)},
         '--initial-advertise-peer-urls "http://:2380" must be "host:port" (unexpected empty host (http://:2380))',

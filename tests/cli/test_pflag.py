@@ -77,10 +77,7 @@ def test_the_last_of_several_counts():
         (["--rev=x"], 'invalid argument "x" for "--rev" flag: strconv.ParseInt: parsing "x": invalid syntax'),
         (["--hex=2"], 'invalid argument "2" for "--hex" flag: strconv.ParseBool: parsing "2": invalid syntax'),
         (["--timeout=1"], 'invalid argument "1" for "--timeout" flag: time: missing unit in duration "1"'),
-        (
-            ["-i=x"],
-            'invalid argument "x" for "-i, --interactive" flag: strconv.ParseBool: parsing "x": invalid syntax',
-        ),
+        (["-i=x"], 'invalid argument "x" for "-i, --interactive" flag: strconv.ParseBool: parsing "x": invalid syntax'),
     ],
 )
 def test_complaints(words, text):

@@ -49,10 +49,7 @@ def test_versions():
 
 
 def test_exit_codes_reach_the_shell():
-    for words, code in (
-        (("raftkvctl", "get"), 128),
-        (("raftkv", "--nothing"), 2),
-    ):
+    for words, code in ((("raftkvctl", "get"), 128), (("raftkv", "--nothing"), 2)):
         done = run(*words)
         assert done.returncode == code
         assert done.stderr.count("\n") == 1
@@ -171,10 +168,7 @@ def test_start_up_imports_only_what_is_needed():
 )
 def test_completion(words, offered):
     done = run(
-        "raftkvctl",
-        _RAFTKVCTL_COMPLETE="bash_complete",
-        COMP_WORDS=words,
-        COMP_CWORD=str(len(words.split(" ")) - 1),
+        "raftkvctl", _RAFTKVCTL_COMPLETE="bash_complete", COMP_WORDS=words, COMP_CWORD=str(len(words.split(" ")) - 1)
     )
     found = {line.split(",", 1)[1] for line in done.stdout.split("\n") if "," in line}
     assert offered <= found

@@ -246,10 +246,7 @@ def test_output_of_workers_is_kept_in_files(raftkv_cluster, tmp_path, words, sho
 @pytest.mark.parametrize(
     ("words", "text"),
     [
-        (
-            ("--signals-to-handle", "SIGTERM,SIGKILL"),
-            "--signals-to-handle is a list of signals, as in ",
-        ),
+        (("--signals-to-handle", "SIGTERM,SIGKILL"), "--signals-to-handle is a list of signals, as in "),
         (("--tee", "4"), "--tee is 0, 1 (stdout), 2 (stderr), 3 (both) or LOCAL_RANK:NUMBER,..., not '4'"),
         (("--redirects", "0:x"), "--redirects is 0, 1 (stdout), "),
         (("--local-ranks-filter", "all"), "--local-ranks-filter is a list of numbers, as in 0,1, not 'all'"),

@@ -35,8 +35,7 @@ def test_no_flags_are_the_defaults():
 
 
 @pytest.mark.parametrize(
-    "words",
-    [["--name=a"], ["--name", "a"], ["-name=a"], ["-name", "a"], ["--name=b", "--name=a"], ["--name=a", "--"]],
+    "words", [["--name=a"], ["--name", "a"], ["-name=a"], ["-name", "a"], ["--name=b", "--name=a"], ["--name=a", "--"]]
 )
 def test_ways_to_give_a_flag(words):
     config = read(*words).config

@@ -349,10 +349,7 @@ def test_wait_for_a_revision_of_a_cluster_that_is_gone_fails():
     with pytest.raises(HistoryReplaced):
         wait.result()
     seen = [(one.kind, one.cluster_id, [(event.type, event.key) for event in one.events]) for one in updates.result()]
-    assert seen == [
-        ("SNAPSHOT", 7, [("PUT", b"jobs/a")]),
-        ("RESTORED", 8, [("DELETE", b"jobs/a"), ("PUT", b"jobs/b")]),
-    ]
+    assert seen == [("SNAPSHOT", 7, [("PUT", b"jobs/a")]), ("RESTORED", 8, [("DELETE", b"jobs/a"), ("PUT", b"jobs/b")])]
 
 
 def test_history_that_goes_back_under_the_same_id_is_noticed_by_a_linearizable_read():

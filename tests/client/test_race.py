@@ -169,10 +169,7 @@ async def test_frozen_members_before_a_live_one_do_not_cost_a_dial_timeout_each(
     async with Client([*frozen, *member.endpoints], options) as client:
         await client.call(methods.RANGE, READ, timeout_s=10)
         assert client.endpoint in member.endpoints
-    async with (
-        Client([*frozen, *member.endpoints], options) as client,
-        await client.stream(methods.WATCH) as stream,
-    ):
+    async with Client([*frozen, *member.endpoints], options) as client, await client.stream(methods.WATCH) as stream:
         create = rpc_pb2.WatchCreateRequest(key=b"k")
         await stream.send(rpc_pb2.WatchRequest(create_request=create))
         assert (await stream.receive()).created

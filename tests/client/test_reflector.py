@@ -18,13 +18,7 @@ from raftkv.client.control import Reflector, Sparse, below
 from raftkv.client.errors import CLIENT_CLOSED, HistoryReplaced, ReceivedTooLarge, UnknownStatus, WatchCanceled
 from raftkv.client.operations import Delete, GetRange, Put
 from raftkv.client.values import DELETE, PUT, Event, KeyValue
-from raftkv.errors import (
-    CANCELED,
-    RESOURCE_EXHAUSTED,
-    ContextDeadlineExceededError,
-    PermissionDeniedError,
-    StatusError,
-)
+from raftkv.errors import CANCELED, RESOURCE_EXHAUSTED, ContextDeadlineExceededError, PermissionDeniedError, StatusError
 from raftkv.rpc.server.budget import CONNECTION_FULL
 from raftkv.rpc.status import CLOSED_TEXT
 from tests.virtual_store.direct import FakeControl, StoreWorld

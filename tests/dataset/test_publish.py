@@ -19,13 +19,7 @@ from raftkv.client.sync.loop import LoopThread
 from raftkv.dataset import codec
 from raftkv.dataset import publish as publishing
 from raftkv.dataset.entry import Entry
-from raftkv.dataset.errors import (
-    ChunkCorrupted,
-    DatasetNotFound,
-    InvalidEntry,
-    PublishConflict,
-    VersionGone,
-)
+from raftkv.dataset.errors import ChunkCorrupted, DatasetNotFound, InvalidEntry, PublishConflict, VersionGone
 from raftkv.dataset.keys import VERSION_MAX, DatasetKeys
 from raftkv.dataset.publish import Collected, collect
 from raftkv.dataset.tree import Builder

@@ -35,13 +35,7 @@ AREAS = {
 }
 """What each client can do; what etcdctl does with keys is compared in `tests/compat`."""
 
-SHORT_AREAS = {
-    "etcd3": "kv",
-    "aetcd": "watch",
-    "etcd3gw": "lease",
-    "etcdctl-3.4": "elect",
-    "etcdctl-3.5": "lock",
-}
+SHORT_AREAS = {"etcd3": "kv", "aetcd": "watch", "etcd3gw": "lease", "etcdctl-3.4": "elect", "etcdctl-3.5": "lock"}
 """What `make test` plays: every area once, by clients that start fast."""
 
 SEVERAL_ENDPOINTS = ("etcd_client", "node", "etcdctl-3.4", "etcdctl-3.5")

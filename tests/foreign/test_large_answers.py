@@ -254,9 +254,7 @@ async def test_a_slow_reader_on_our_own_channel_gets_every_chunk_and_event(one: 
 
 def _watch_request(store: Store, size: Size) -> bytes:
     create = rpc_pb2.WatchCreateRequest(
-        key=size.prefix.encode(),
-        range_end=size.prefix[:-1].encode() + b"0",
-        start_revision=store.start_of(size),
+        key=size.prefix.encode(), range_end=size.prefix[:-1].encode() + b"0", start_revision=store.start_of(size)
     )
     return bytes(rpc_pb2.WatchRequest(create_request=create).SerializeToString())
 

@@ -81,13 +81,7 @@ class Story:
         return History(self.operations, self.events, self.store)
 
     def _tell(
-        self,
-        request: Request,
-        rev: int,
-        result: Result | None,
-        call: int,
-        returned: int,
-        changes: dict[str, Any],
+        self, request: Request, rev: int, result: Result | None, call: int, returned: int, changes: dict[str, Any]
     ) -> Story:
         number = len(self.operations) + 1
         operation = Operation(number, f"c{number}", 1, call, request, (1, 1), returned, rev, 7 if result else 0, result)

@@ -37,11 +37,7 @@ GOOD = {
         txn(3, (10, 11), {"x": [1, 2]}),
     ],
     "unknown and unseen": [txn(1, (0, None), {}, x=1), txn(2, (5, 6), {"x": []})],
-    "unknown and seen later": [
-        txn(1, (0, None), {}, x=1),
-        txn(2, (5, 6), {"x": []}),
-        txn(3, (7, 8), {"x": [1]}),
-    ],
+    "unknown and seen later": [txn(1, (0, None), {}, x=1), txn(2, (5, 6), {"x": []}), txn(3, (7, 8), {"x": [1]})],
     "two keys, one order": [
         txn(1, (0, 1), {}, x=1, y=1),
         txn(2, (2, 3), {"x": [1], "y": [1]}, x=2),
@@ -60,19 +56,11 @@ def test_good_histories_pass(transactions: list[Transaction]) -> None:
 
 BAD = {
     "G0: two keys written in opposite orders": (
-        [
-            txn(1, (0, 9), {}, x=1, y=1),
-            txn(2, (0, 9), {}, x=2, y=2),
-            txn(3, (10, 11), {"x": [1, 2], "y": [2, 1]}),
-        ],
+        [txn(1, (0, 9), {}, x=1, y=1), txn(2, (0, 9), {}, x=2, y=2), txn(3, (10, 11), {"x": [1, 2], "y": [2, 1]})],
         "G0",
     ),
     "G1c: each read the other": (
-        [
-            txn(1, (0, 9), {"y": [1]}, x=1),
-            txn(2, (0, 9), {"x": [1]}, y=1),
-            txn(3, (10, 11), {"x": [1], "y": [1]}),
-        ],
+        [txn(1, (0, 9), {"y": [1]}, x=1), txn(2, (0, 9), {"x": [1]}, y=1), txn(3, (10, 11), {"x": [1], "y": [1]})],
         "G1c",
     ),
     "G-single: read one key before and the other after": (
@@ -80,11 +68,7 @@ BAD = {
         "G-single",
     ),
     "G-single: lost update": (
-        [
-            txn(1, (0, 9), {"x": []}, x=1),
-            txn(2, (0, 9), {"x": []}, x=2),
-            txn(3, (10, 11), {"x": [1, 2]}),
-        ],
+        [txn(1, (0, 9), {"x": []}, x=1), txn(2, (0, 9), {"x": []}, x=2), txn(3, (10, 11), {"x": [1, 2]})],
         "G-single",
     ),
     "G2: write skew": (
@@ -128,12 +112,7 @@ BAD = {
     "element appended by two": ([txn(1, (0, 1), {}, x=1), txn(2, (2, 3), {}, x=1)], "duplicate element"),
     "lost append": ([txn(1, (0, 1), {}, x=1), txn(2, (2, 3), {"x": []})], "lost append"),
     "lost in the middle": (
-        [
-            txn(1, (0, 1), {}, x=1),
-            txn(2, (2, 3), {}, x=2),
-            txn(3, (4, 5), {}, x=3),
-            txn(4, (6, 7), {"x": [1, 3]}),
-        ],
+        [txn(1, (0, 1), {}, x=1), txn(2, (2, 3), {}, x=2), txn(3, (4, 5), {}, x=3), txn(4, (6, 7), {"x": [1, 3]})],
         "lost append",
     ),
     "half of a transaction": (

@@ -10,19 +10,7 @@ import pytest
 from jepsen.checkers import linear, logs, members, replay, sets
 from jepsen.history import Change, History, Operation, load, save
 from jepsen.ops import PutResult, RangeResult
-from tests.jepsen.story import (
-    Compare,
-    Delete,
-    DeleteResult,
-    Put,
-    Range,
-    Story,
-    Txn,
-    TxnResult,
-    found,
-    kv,
-    swap,
-)
+from tests.jepsen.story import Compare, Delete, DeleteResult, Put, Range, Story, Txn, TxnResult, found, kv, swap
 
 
 def three() -> Story:
@@ -90,14 +78,8 @@ BAD_REPLAY = {
     "read of an old value": (three().write(2, 0, 1).write(3, 2, 3).write(4, 4, 5).read("k", 3, 6, 7), "real time"),
     "read of a future value": (Story(Put("k", "a")).read("k", 2, 0, 10).write(2, 20, 30), "real time"),
     "stale read of a future value": (Story(Put("k", "a")).stale("k", 2, 0, 10).write(2, 20, 30), "real time"),
-    "revisions against real time": (
-        Story(Put("k", "a"), Put("k", "b")).write(3, 0, 10).write(2, 20, 30),
-        "real time",
-    ),
-    "lost put from the future": (
-        Story(Put("k", "a")).read("k", 2, 0, 10).lost(Put("k", "a"), 20, 30),
-        "real time",
-    ),
+    "revisions against real time": (Story(Put("k", "a"), Put("k", "b")).write(3, 0, 10).write(2, 20, 30), "real time"),
+    "lost put from the future": (Story(Put("k", "a")).read("k", 2, 0, 10).lost(Put("k", "a"), 20, 30), "real time"),
     "wrong value": (
         Story(Put("k", "a")).write(2, 0, 10).read("k", 2, 20, 30, result=found(kv("k", "z", 2))),
         "wrong read",

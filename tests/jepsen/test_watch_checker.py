@@ -152,10 +152,7 @@ BAD: dict[str, tuple[History, str]] = {
     "half a txn missing": (history(stream(*ALL[:4], sent(PUT_X), ALL[5])), "W3 missing"),
     "missing after now": (history(stream(*ALL[4:], start=0, first=created(4))), "W3 missing"),
     "invented": (history(stream(ALL[0], sent(Event("put", KeyValue("q", "1", 3, 3, 1))))), "W3 invented"),
-    "deleted, it says": (
-        history(stream(ALL[0], sent(Event("delete", KeyValue("a", "", 0, 3, 0))))),
-        "W3 invented",
-    ),
+    "deleted, it says": (history(stream(ALL[0], sent(Event("delete", KeyValue("a", "", 0, 3, 0))))), "W3 invented"),
     "beyond the end": (history(stream(*ALL, sent(Event("put", KeyValue("a", "4", 7, 8, 2))))), "W3 invented"),
     "txn split": (history(stream(*ALL[:4], sent(PUT_X), sent(PUT_Y))), "W4 split"),
     "txn split with company": (history(stream(*ALL[:3], sent(PUT_5, PUT_X), sent(PUT_Y, PUT_7))), "W4 split"),
@@ -206,10 +203,7 @@ BAD: dict[str, tuple[History, str]] = {
     "canceled though it needs no past": (history(stream(*ALL, cancel(7)), compacting=7), "W10 canceled"),
     "canceled with a reason": (history(stream(cancel(0, "etcdserver: watch canceled"))), "W10 canceled"),
     "silent at the end": (history(stream(*ALL[:3], lasting=True)), "W10 never caught up"),
-    "silent before the end set for it": (
-        history(stream(*ALL[:2], lasting=True), ending=4),
-        "W10 never caught up",
-    ),
+    "silent before the end set for it": (history(stream(*ALL[:2], lasting=True), ending=4), "W10 never caught up"),
     "not resumed": (history(dataclasses.replace(stream(lasting=True), messages=[])), "W10 never caught up"),
     "members differ": (
         history(stream(ALL[0], ALL[1]), stream(ALL[0], sent(WRONG_VALUE), member=2)),

@@ -72,10 +72,7 @@ def test_a_turn_that_is_disregarded_is_not_counted_and_the_next_is(
         selector.disregard()
         await asyncio.sleep(0)
 
-    with (
-        caplog.at_level(logging.WARNING),
-        asyncio.Runner(loop_factory=lambda: MemberLoop(selector)) as runner,
-    ):
+    with caplog.at_level(logging.WARNING), asyncio.Runner(loop_factory=lambda: MemberLoop(selector)) as runner:
         runner.run(work())
     assert not caplog.records
     figures = _metrics(turns)

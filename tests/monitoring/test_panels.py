@@ -58,11 +58,7 @@ def test_metrics_in_queries_are_found() -> None:
     query = (
         'sum by (le) (rate(etcd_a_bucket{job="x",To=~"y"}[5m])) / job:etcd_b:rate5m{job="x"} > up and on (run) grpc_c'
     )
-    assert named(query) == {
-        ("etcd_a_bucket", frozenset({"job", "To"})),
-        ("up", frozenset()),
-        ("grpc_c", frozenset()),
-    }
+    assert named(query) == {("etcd_a_bucket", frozenset({"job", "To"})), ("up", frozenset()), ("grpc_c", frozenset())}
     assert len(list(panels())) > 70
     assert labels_of("all {{run}} {{kind}}") == {"run", "kind"}
 

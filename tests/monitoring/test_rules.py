@@ -143,18 +143,12 @@ CASES: dict[str, tuple[Series, set[str]]] = {
     "raftkvRunWithoutWorld": ({_run("run_without_world_seconds"): "0x20 301+60x40"}, {"critical"}),
     "raftkvRunBelowMaximum": ({_run("run_members"): "2x90", _run("run_max_nodes"): "4x90"}, {"info"}),
     "raftkvRunFaults": (
-        {
-            _run("run_faults_total", 'cause="signal"'): "0+0.2x60",
-            _run("run_faults_total", 'cause="exit"'): "0+0.2x60",
-        },
+        {_run("run_faults_total", 'cause="signal"'): "0+0.2x60", _run("run_faults_total", 'cause="exit"'): "0+0.2x60"},
         {"warning"},
     ),
     "raftkvRunQueued": ({_run("run_queue_place", 'cluster="gpu"'): "2x90"}, {"info"}),
     "raftkvCheckpointTooOld": (
-        {
-            _run("checkpoint_age_seconds", 'kind="files"'): "3000+60x60",
-            _run("run_world_size"): "8x60",
-        },
+        {_run("checkpoint_age_seconds", 'kind="files"'): "3000+60x60", _run("run_world_size"): "8x60"},
         {"warning"},
     ),
     "raftkvCheckpointAttemptsAborted": (

@@ -159,9 +159,7 @@ class Cluster(RuleBasedStateMachine):
 
 TestCluster = Cluster.TestCase
 TestCluster.settings = settings(
-    max_examples=40,
-    stateful_step_count=80,
-    suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
+    max_examples=40, stateful_step_count=80, suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much]
 )
 
 

@@ -16,10 +16,7 @@ UPDATE, LEARN = ConfChangeType.UPDATE_NODE, ConfChangeType.ADD_LEARNER_NODE
 
 singles = st.builds(ConfChangeSingle, st.sampled_from(ConfChangeType), st.integers(0, 6))
 changes = st.builds(
-    ConfChange,
-    st.lists(singles, max_size=4).map(tuple),
-    st.sampled_from(ConfChangeTransition),
-    st.binary(max_size=5),
+    ConfChange, st.lists(singles, max_size=4).map(tuple), st.sampled_from(ConfChangeTransition), st.binary(max_size=5)
 )
 START = Configuration(voters=frozenset({1, 2, 3}))
 

@@ -55,11 +55,7 @@ def answering(*pieces: bytes, trailers: Headers | None = OK_TRAILERS, headers: H
             Code.UNKNOWN,
             "the server sent trailers without grpc-status",
         ),
-        (
-            answering(b"\1\0\0\0\1a"),
-            Code.INTERNAL,
-            "grpc: compressed flag set with identity or empty encoding",
-        ),
+        (answering(b"\1\0\0\0\1a"), Code.INTERNAL, "grpc: compressed flag set with identity or empty encoding"),
         (answering(b"\3\0\0\0\1a"), Code.INTERNAL, "grpc: received unexpected payload format 3"),
         (answering(frame(b"a"), trailers=((b"grpc-status", b"99"), (b"grpc-message", b"odd%20one"))), 99, "odd one"),
     ],
@@ -109,10 +105,7 @@ async def test_content_type_that_is_not_grpc() -> None:
 
 async def test_response_above_the_limit_is_refused_by_its_prefix() -> None:
     error = await error_for(answering(frame(bytes(11))), ChannelOptions(max_receive_message_bytes=10))
-    assert (error.code, error.text) == (
-        Code.RESOURCE_EXHAUSTED,
-        "grpc: received message larger than max (11 vs. 10)",
-    )
+    assert (error.code, error.text) == (Code.RESOURCE_EXHAUSTED, "grpc: received message larger than max (11 vs. 10)")
 
 
 @pytest.mark.parametrize(

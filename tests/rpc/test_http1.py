@@ -175,10 +175,7 @@ async def test_exception_is_500_and_says_nothing() -> None:
         (b"GARBAGE\r\n\r\n", b"400"),
         (b"GET / HTTP/1.1\r\nHost: x\r\nContent-Length: 1\r\nContent-Length: 2\r\n\r\n", b"400"),
         (b"GET / HTTP/1.1\r\n\r\n", b"400"),
-        (
-            b"POST /echo HTTP/1.1\r\nHost: x\r\nContent-Length: 4\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
-            b"400",
-        ),
+        (b"POST /echo HTTP/1.1\r\nHost: x\r\nContent-Length: 4\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n", b"400"),
     ],
 )
 async def test_requests_that_are_refused(request_bytes: bytes, status: bytes) -> None:

@@ -156,9 +156,7 @@ def promotion_by_update(stage: Stage) -> bool:
     user = "root" if stage.tokens else ""
     url = "http://127.0.0.1:{}"
     added = stage.call(
-        "etcdserverpb.Cluster/MemberAdd",
-        rpc_pb2.MemberAddRequest(peerURLs=[url.format(9)], isLearner=True),
-        user,
+        "etcdserverpb.Cluster/MemberAdd", rpc_pb2.MemberAddRequest(peerURLs=[url.format(9)], isLearner=True), user
     )
     assert added.code == "OK", added
     learner = added.message.member.ID

@@ -25,10 +25,7 @@ FLOORS = {
     # package: (oldest version that may be asked for, why)
     "h11": ("0.16", "CVE-2025-43859: chunks that a proxy reads otherwise (request smuggling)"),
     "protobuf": ("4.25.8", "CVE-2025-4565: unbounded recursion of the parser in Python"),
-    "cryptography": (
-        "46.0.5",
-        "CVE-2026-26007: points outside of the subgroup; CVE-2024-12797: its OpenSSL",
-    ),
+    "cryptography": ("46.0.5", "CVE-2026-26007: points outside of the subgroup; CVE-2024-12797: its OpenSSL"),
     "PyJWT": ("2.12", "CVE-2026-32597: unknown critical headers; CVE-2024-53861: a part of an issuer's name matched"),
     "PyYAML": ("5.4", "CVE-2020-14343: code run by the full loader (raftkv uses the safe one)"),
     "lmdb": ("0.98", "CVE-2019-16224 to -16228: files made to crash the reader"),

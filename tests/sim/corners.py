@@ -31,13 +31,7 @@ def read_corner(seed: int) -> RunParameters:
     """Many readers, few keys, leaders that are cut off or come and go."""
     base = draw(seed)
     workload = replace(
-        base.workload,
-        clients_count=10,
-        think_s_mean=0.02,
-        timeout_s=0.5,
-        keys_count=1,
-        read_weight=9,
-        to_leader=0.0,
+        base.workload, clients_count=10, think_s_mean=0.02, timeout_s=0.5, keys_count=1, read_weight=9, to_leader=0.0
     )
     nemesis = replace(
         base.nemesis,
@@ -99,10 +93,7 @@ def replacement_corner(seed: int) -> RunParameters:
     base = operators_corner(seed)
     workload = replace(base.workload, operators_count=2)
     nemesis = replace(
-        base.nemesis,
-        faults=("isolate", "crash", "transfer", "crash_leader"),
-        interval_s_mean=1.0,
-        duration_s_mean=5.0,
+        base.nemesis, faults=("isolate", "crash", "transfer", "crash_leader"), interval_s_mean=1.0, duration_s_mean=5.0
     )
     cluster = replace(base.cluster, voters_count=3)
     return replace(base, cluster=cluster, workload=workload, nemesis=nemesis)
@@ -122,10 +113,7 @@ def divergence_corner(seed: int) -> RunParameters:
     cluster = replace(base.cluster, voters_count=3, member=member)
     workload = replace(base.workload, clients_count=10, think_s_mean=0.02, to_leader=1.0)
     nemesis = replace(
-        base.nemesis,
-        faults=("isolate", "crash", "crash_leader", "links"),
-        interval_s_mean=0.5,
-        duration_s_mean=2.0,
+        base.nemesis, faults=("isolate", "crash", "crash_leader", "links"), interval_s_mean=0.5, duration_s_mean=2.0
     )
     return replace(base, duration_s=10.0, cluster=cluster, workload=workload, nemesis=nemesis)
 

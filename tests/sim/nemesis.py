@@ -11,13 +11,7 @@ import random
 from collections import Counter
 from dataclasses import dataclass, replace
 
-from raftkv.raft.types import (
-    ConfChange,
-    ConfChangeSingle,
-    ConfChangeTransition,
-    ConfChangeType,
-    ConfState,
-)
+from raftkv.raft.types import ConfChange, ConfChangeSingle, ConfChangeTransition, ConfChangeType, ConfState
 from tests.sim.cluster import Cluster
 from tests.sim.devices.network import NetworkParameters
 from tests.sim.journal import slowness

@@ -93,7 +93,7 @@ def test_a_member_may_die_at_every_failpoint(name: str) -> None:
 
 def test_all_other_failpoints_are_of_an_operation_on_real_files() -> None:
     assert set(SITES) - {*REACHED, *DEFRAGMENTING} == {
-        *("restoreBeforeRename", "restoreBeforeRenameLog", "snapshotAfterPiece", "snapshotBeforeCopySync"),
+        *("restoreBeforeRename", "restoreBeforeRenameLog", "snapshotAfterPiece", "snapshotBeforeCopySync")
     }
 
 

@@ -184,11 +184,7 @@ async def test_values_travel_by_rank(job: Job):
         value = f"config {number}"
         got = await in_all(runs, lambda run, v=value: run.broadcast("config", v if run.rank == 1 else None, root=1))
         assert got == [value.encode()] * 3
-    assert await in_all(runs, lambda run: run.gather("g", str(run.rank), root=2)) == [
-        None,
-        None,
-        [b"0", b"1", b"2"],
-    ]
+    assert await in_all(runs, lambda run: run.gather("g", str(run.rank), root=2)) == [None, None, [b"0", b"1", b"2"]]
     assert await in_all(runs, lambda run: run.all_gather("g", str(run.rank))) == [[b"0", b"1", b"2"]] * 3
     await runs[0].put("note", b"x")
     assert await runs[2].get("note") == b"x"

@@ -61,10 +61,7 @@ def test_the_api_without_an_event_loop(cluster):
             with run.elect("writer") as term:
                 assert term.leads
                 run.kv.put(f"written/{run.rank}", str(term.token), fence=term)
-            run.put(
-                "mine",
-                b"1",
-            )
+            run.put("mine", b"1")
             run.barrier("all have drawn")
             return run.world_size, config, names, root, number, numbers.value, run.get("mine")
 

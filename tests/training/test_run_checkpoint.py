@@ -273,8 +273,7 @@ async def test_a_pin_that_is_taken_in_the_moment_of_a_cancellation_is_given_back
 
     generation = Generation(None, SimpleNamespace(run_id="job", generation=1), 1)
     resuming = checkpoint.Resuming(
-        SimpleNamespace(generation=generation, decide=told, registry=None, collectives=SimpleNamespace(decided={})),
-        "",
+        SimpleNamespace(generation=generation, decide=told, registry=None, collectives=SimpleNamespace(decided={})), ""
     )
     monkeypatch.setattr(checkpoint.Checkpoint, "decode", lambda data: data)
     resuming._pin_of = pin_of

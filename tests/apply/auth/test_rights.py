@@ -206,9 +206,7 @@ def in_txn(request: rpc_pb2.PutRequest) -> rpc_pb2.TxnRequest:
 
 
 @pytest.mark.parametrize("make", [lambda request: request, in_txn])
-def test_key_is_not_attached_to_lease_of_owner_without_write_right(
-    make: Callable[[rpc_pb2.PutRequest], Any],
-) -> None:
+def test_key_is_not_attached_to_lease_of_owner_without_write_right(make: Callable[[rpc_pb2.PutRequest], Any]) -> None:
     machine = shared()
     assert type(machine.outcome(make(put(b"c", lease=9)), "bob").error) is errors.PermissionDeniedError
     for who, key in (("bob", b"b"), ("alice", b"b"), ("alice", b"a"), ("root", b"x")):

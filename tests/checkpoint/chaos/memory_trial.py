@@ -22,13 +22,7 @@ from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any, Self
 
-from tests.checkpoint.chaos.memory_nodes import (
-    AFTER_COMMIT,
-    BEFORE_COMMIT,
-    IN_RESTORE,
-    NODES,
-    SAVE_POINTS,
-)
+from tests.checkpoint.chaos.memory_nodes import AFTER_COMMIT, BEFORE_COMMIT, IN_RESTORE, NODES, SAVE_POINTS
 from tests.checkpoint.chaos.processes import DONE, MEMORY, Pool, Rank, pump
 
 STRIDE = 10

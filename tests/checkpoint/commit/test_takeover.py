@@ -92,17 +92,7 @@ async def test_attempt_in_memory_that_cannot_be_committed_stops_no_later_generat
     for rank in range(ranks):
         (file,) = files_of(rank)
         copy = CopyRecord(
-            MEMORY,
-            100,
-            1,
-            attempt.record.number,
-            file.name,
-            file.digest,
-            1,
-            "a",
-            "host-a",
-            "127.0.0.1:1",
-            "0" * 64,
+            MEMORY, 100, 1, attempt.record.number, file.name, file.digest, 1, "a", "host-a", "127.0.0.1:1", "0" * 64
         )
         world.put(KEYS.copy(MEMORY, attempt.record.id, file.name, "a"), copy.encode(), leased=True)
         many = [replace(file, name=f"{rank}-{number}-{'x' * 1000}") for number in range(200)]
@@ -145,13 +135,7 @@ async def test_attempt_with_a_foreign_directory_is_neither_joined_nor_committed(
     directory = AttemptId(1, 1, 7).directory
     other = f"memory://job/{directory}"
     inside = (f"{other}/", f"{other}/.", f"{other}/sub", f"memory://job/x/../{directory}", other)
-    for uri in (
-        "memory://victim/step-000000000001.g1.1",
-        "memory://job/../victim",
-        "/etc",
-        "memory://job",
-        *inside,
-    ):
+    for uri in ("memory://victim/step-000000000001.g1.1", "memory://job/../victim", "/etc", "memory://job", *inside):
         world.put(head, replace(attempt.record, uri=uri).encode())
         with pytest.raises(ConfigError, match="does not lie below memory://job"):
             await registry.join(old, 100)

@@ -36,12 +36,7 @@ async def test_latest_by_kind_step_and_tag() -> None:
     assert [(found.kind, found.step) for found in newest] == [("dcp", 300), ("safetensors", 300)]
     assert (await registry.at(200)).kind == "safetensors"
     assert (await registry.tagged("a/b")).step == 100
-    for missing in (
-        registry.at(100, "safetensors"),
-        registry.tagged("c"),
-        registry.latest("orbax"),
-        registry.at(7),
-    ):
+    for missing in (registry.at(100, "safetensors"), registry.tagged("c"), registry.latest("orbax"), registry.at(7)):
         with pytest.raises(CheckpointNotFound):
             await missing
     with pytest.raises(CheckpointNotFound, match="run 'other' has no checkpoint"):

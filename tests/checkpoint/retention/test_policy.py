@@ -150,12 +150,7 @@ def test_the_age_counts_from_the_next_checkpoint() -> None:
     assert ages_of(some, NOW + 1e6) == ages_of(some, NOW)  # a run that has ended does not age
 
 
-@given(
-    count=st.integers(1, 6),
-    whose=st.integers(0, 6),
-    wrong_s=st.floats(-1e6, 1e6),
-    late_s=st.floats(0, 1e6),
-)
+@given(count=st.integers(1, 6), whose=st.integers(0, 6), wrong_s=st.floats(-1e6, 1e6), late_s=st.floats(0, 1e6))
 def test_one_wrong_clock_makes_nothing_look_older(count: int, whose: int, wrong_s: float, late_s: float) -> None:
     """Whether it is the clock of one of those who committed, or the collector's."""
     some = every_hour(count)

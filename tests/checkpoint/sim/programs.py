@@ -13,14 +13,7 @@ from raftkv.checkpoint.commit.attempt import Attempt
 from raftkv.checkpoint.commit.manifest import NAME as MANIFEST
 from raftkv.checkpoint.commit.manifest import Manifest
 from raftkv.checkpoint.digest import of_bytes
-from raftkv.checkpoint.errors import (
-    AttemptOver,
-    CheckpointExists,
-    CheckpointNotFound,
-    PinLost,
-    RanksMissing,
-    StaleStep,
-)
+from raftkv.checkpoint.errors import AttemptOver, CheckpointExists, CheckpointNotFound, PinLost, RanksMissing, StaleStep
 from raftkv.checkpoint.keys import PIN, RegistryKeys
 from raftkv.checkpoint.records import Checkpoint, FileRecord, Reference
 from raftkv.checkpoint.retention.policy import Best, Policy

@@ -116,11 +116,7 @@ def test_an_answer_that_was_lost_is_found_in_the_list(second: type[StatusError])
 
 @pytest.mark.parametrize(
     ("error", "listed"),
-    [
-        (MemberNotFoundError, [VOTER]),
-        (MemberNotLearnerError, [VOTER, PROMOTED]),
-        (NotCapableError, [VOTER, LEARNER]),
-    ],
+    [(MemberNotFoundError, [VOTER]), (MemberNotLearnerError, [VOTER, PROMOTED]), (NotCapableError, [VOTER, LEARNER])],
 )
 def test_lasting_error_ends_the_wait(error: type[StatusError], listed: list[rpc_pb2.Member]) -> None:
     with pytest.raises(error):

@@ -135,11 +135,7 @@ def test_a_member_finds_what_is_restored(
             'wal-dir "new" is data-dir, or holds it: the log needs a directory of its own',
         ),
         ("restore sound --name x", 1, 'couldn\'t find local name "x" in the initial cluster configuration'),
-        (
-            "restore sound --initial-advertise-peer-urls x",
-            1,
-            "URL scheme must be http, https, unix, or unixs: x",
-        ),
+        ("restore sound --initial-advertise-peer-urls x", 1, "URL scheme must be http, https, unix, or unixs: x"),
     ],
 )
 def test_bad_input(

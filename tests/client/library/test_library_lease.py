@@ -283,11 +283,7 @@ async def test_session_that_comes_back_takes_no_key_that_another_client_has_put_
             async with asyncio.timeout(90):
                 await session.established(generation)
             found = {item.key: (item.value, item.lease) for item in await kv.range("", prefix=True)}
-            assert found == {
-                b"mine": (b"1", session.id),
-                b"plain": (b"2", 0),
-                b"of another session": (b"2", other.id),
-            }
+            assert found == {b"mine": (b"1", session.id), b"plain": (b"2", 0), b"of another session": (b"2", other.id)}
         await session.keep("plain", "3")  # asked for again, it is this session's again
         assert (await kv.get("plain")).lease == session.id
     assert [record.args for record in caplog.records if "no longer maintains it" in record.msg] == [

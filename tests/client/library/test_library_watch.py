@@ -42,11 +42,7 @@ async def test_replay_and_filters(kv):
     first = await kv.put("k", "1")
     await kv.put("k", "2")
     await kv.delete("k")
-    assert [event.value for event in await take(kv.watch("k", start_revision=first.revision), 3)] == [
-        b"1",
-        b"2",
-        b"",
-    ]
+    assert [event.value for event in await take(kv.watch("k", start_revision=first.revision), 3)] == [b"1", b"2", b""]
     deletes = kv.watch("k", start_revision=first.revision, no_put=True)
     assert [event.type for event in await take(deletes, 1)] == ["DELETE"]
     puts = kv.watch("k", start_revision=first.revision, no_delete=True)

@@ -157,12 +157,7 @@ class Player:
     """
 
     def __init__(
-        self,
-        oracle: Wire,
-        tested: Wire,
-        seed: int,
-        trouble: Callable[[], None] | None = None,
-        trouble_every: int = 300,
+        self, oracle: Wire, tested: Wire, seed: int, trouble: Callable[[], None] | None = None, trouble_every: int = 300
     ) -> None:
         self.seed = seed
         self._trouble = trouble

@@ -18,11 +18,7 @@ SHORT = 1
 """Episodes of the run in `make test`: too few for every kind of event to come up."""
 
 
-LENGTHS = [
-    (ETCD_FAST, 3, SHORT),
-    (ETCD_FAST, 3, 4),
-    *([] if ETCD_NEWER is None else [(ETCD_NEWER, 1, SHORT)]),
-]
+LENGTHS = [(ETCD_FAST, 3, SHORT), (ETCD_FAST, 3, 4), *([] if ETCD_NEWER is None else [(ETCD_NEWER, 1, SHORT)])]
 
 
 @pytest.mark.parametrize(("program", "members", "episodes"), long_except(LENGTHS, LENGTHS[:1]))

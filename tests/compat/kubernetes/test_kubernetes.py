@@ -213,10 +213,7 @@ def test_a_watch_of_an_old_revision_gets_history_in_fragments_and_then_bookmarks
             message = watcher.next()
             fragments += message.fragment
             events += message.events
-        assert [(event.type, event.kv.mod_revision - notifying.base) for event in events] == [
-            *[(0, 2)] * 3,
-            (1, 3),
-        ]
+        assert [(event.type, event.kv.mod_revision - notifying.base) for event in events] == [*[(0, 2)] * 3, (1, 3)]
         assert [event.prev_kv.value[:1] for event in events] == [*[b"1"] * 3, b"2"]
         assert fragments > 0
         revision = 0

@@ -69,7 +69,7 @@ def test_variables_of_the_process(cluster: Cluster) -> None:
     assert values["file_descriptor_limit"] > 100
     status = values["raft.status"]
     assert [*status] == [
-        *("id", "term", "vote", "commit", "lead", "raftState", "applied", "progress", "leadtransferee"),
+        *("id", "term", "vote", "commit", "lead", "raftState", "applied", "progress", "leadtransferee")
     ]
     assert status["raftState"] in ("StateLeader", "StateFollower")
     assert all({*each} == {"match", "next", "state"} for each in status["progress"].values())

@@ -252,10 +252,7 @@ def test_a_sort_order_outside_its_enum(store: Store) -> None:
 
 @pytest.mark.parametrize(
     ("sent", "by_gogo"),
-    [
-        (b"\n\x01b\x12\x00", ("OK", 2)),
-        (b"\n\x01b\x1a\x01\x00", ("INTERNAL", 0)),
-    ],
+    [(b"\n\x01b\x12\x00", ("OK", 2)), (b"\n\x01b\x1a\x01\x00", ("INTERNAL", 0))],
     ids=["an empty range_end", "a limit in another wire type"],
 )
 def test_bytes_that_decoders_read_in_two_ways(store: Store, sent: bytes, by_gogo: tuple[str, int]) -> None:

@@ -73,8 +73,7 @@ def _refusal(answer: Answer) -> Refusal:
 
 
 @pytest.mark.parametrize(
-    ("ttl_s", "granted_s"),
-    [(0, TTL_MIN_S), (-1, TTL_MIN_S), (1, TTL_MIN_S), (2, 2), (3, 3), (TTL_MAX_S, TTL_MAX_S)],
+    ("ttl_s", "granted_s"), [(0, TTL_MIN_S), (-1, TTL_MIN_S), (1, TTL_MIN_S), (2, 2), (3, 3), (TTL_MAX_S, TTL_MAX_S)]
 )
 def test_ttls(leases: Leases, ttl_s: int, granted_s: int) -> None:
     lease_id = next(ids)

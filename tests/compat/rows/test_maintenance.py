@@ -16,11 +16,7 @@ from tests.procs import Cluster
 STATUS, HASH, HASH_KV = (f"etcdserverpb.Maintenance/{name}" for name in ("Status", "Hash", "HashKV"))
 MEMBER_LIST = "etcdserverpb.Cluster/MemberList"
 HEALTH = "grpc.health.v1.Health/Check"
-CURRENT_REVISION = {
-    STATUS: rpc_pb2.StatusRequest(),
-    HASH: rpc_pb2.HashRequest(),
-    HASH_KV: rpc_pb2.HashKVRequest(),
-}
+CURRENT_REVISION = {STATUS: rpc_pb2.StatusRequest(), HASH: rpc_pb2.HashRequest(), HASH_KV: rpc_pb2.HashKVRequest()}
 
 
 def _members(wire: Wire) -> range:

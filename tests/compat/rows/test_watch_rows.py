@@ -274,12 +274,7 @@ def test_values_and_puts_of_large_values_are_left_out_where_the_server_knows_how
         assert found[0] == [(b"large", b"old"), (b"new", b"large")]
         assert [len(found[watch_id]) for watch_id in (1, 3)] == [2, 3]
     else:
-        assert found == {
-            0: [(b"", b""), (b"", b"")],
-            1: [(b"new", b"")],
-            2: [(b"", b"")],
-            3: [(b"", b""), (b"", b"")],
-        }
+        assert found == {0: [(b"", b""), (b"", b"")], 1: [(b"new", b"")], 2: [(b"", b"")], 3: [(b"", b""), (b"", b"")]}
 
 
 @pytest.mark.parametrize("fragment", [True, False])

@@ -190,13 +190,7 @@ assert ENTRY_TYPES.keys() == PARSERS.keys()
 TARGETS = (
     Target("log-entry", lambda directory: _Applied(), _entries, (errors.UnknownEntryError,), memory_max_bytes=64 << 20),
     Target("request", lambda directory: _request, _requests, (errors.StatusError, RpcError), examples=300),
-    Target(
-        "plain-txn",
-        lambda directory: _PlainTxns(),
-        _txns,
-        (),
-        memory_max_bytes=64 << 20,
-    ),
+    Target("plain-txn", lambda directory: _PlainTxns(), _txns, (), memory_max_bytes=64 << 20),
     Target("plain", lambda directory: _plain, _plain_requests, ()),
     Target("intervals", lambda directory: _intervals, lambda: [b"aeb", b"aecbgfadm", bytes(range(90))], (IndexError,)),
     Target(

@@ -226,10 +226,7 @@ HOSTILE = {
     "a list": (hostile_header(2, b"[]"), NO_FILE),
     "text for an offset": (hostile_header(31, b'{"w":{"data_offsets":[0,"x"]}} '), NO_FILE),
     "an infinite offset": (made.with_header(b'{"w":{"data_offsets":[0,1e999]}}'), NO_FILE),
-    "a number of a million digits": (
-        hostile_header(1_000_024, b'{"w":{"data_offsets":[' + b"9" * 1_000_002),
-        NO_FILE,
-    ),
+    "a number of a million digits": (hostile_header(1_000_024, b'{"w":{"data_offsets":[' + b"9" * 1_000_002), NO_FILE),
 }
 
 

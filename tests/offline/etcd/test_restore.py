@@ -55,10 +55,7 @@ def database(data_dir: Path) -> LMDBBackend:
 def test_the_state_is_the_one_that_was_saved(tmp_path: Path, file: Path) -> None:
     found = restore(file, config(tmp_path / "data"))
     assert found.revision == REVISION
-    with (
-        closing(LMDBBackend(tmp_path / "source")) as before,
-        closing(database(tmp_path / "data")) as after,
-    ):
+    with closing(LMDBBackend(tmp_path / "source")) as before, closing(database(tmp_path / "data")) as after:
         for bucket in (schema.KEY, schema.LEASE, schema.ALARM, schema.AUTH, schema.AUTH_USERS, schema.AUTH_ROLES):
             assert records_of(after, bucket) == records_of(before, bucket), bucket
         store = Store.open(after)

@@ -160,13 +160,7 @@ class Follower:
         self.store, self.auth = machine.store, machine.applier.auth
         node: Any = self.node
         channel: Any = self.channels.get
-        self.lessor = Lessor(
-            node,
-            machine.applier,
-            ttl_min_s=2,
-            channel=channel,
-            cork=Cork(),
-        )
+        self.lessor = Lessor(node, machine.applier, ttl_min_s=2, channel=channel, cork=Cork())
         self.node.on_leader_change.append(self.lessor.leader_changed)
 
     async def confirm(self) -> int:

@@ -321,11 +321,7 @@ async def test_compacted_damage_is_forgotten() -> None:
         await scrub.pass_once()
         assert world.shown()["raftkv_database_damaged"] == damaged
     shown = world.shown()
-    assert [shown[f"raftkv_scrub_passes_total/{result}"] for result in ("clean", "damaged", "given up")] == [
-        1,
-        1,
-        1,
-    ]
+    assert [shown[f"raftkv_scrub_passes_total/{result}"] for result in ("clean", "damaged", "given up")] == [1, 1, 1]
     assert shown["raftkv_scrub_clean_timestamp_seconds"] > 0
     world.damage.close()
 

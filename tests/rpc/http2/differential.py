@@ -23,13 +23,7 @@ from typing import Any
 import ngh2
 from h2.config import H2Configuration
 from h2.connection import H2Connection
-from h2.events import (
-    ConnectionTerminated,
-    DataReceived,
-    RequestReceived,
-    ResponseReceived,
-    TrailersReceived,
-)
+from h2.events import ConnectionTerminated, DataReceived, RequestReceived, ResponseReceived, TrailersReceived
 from h2.exceptions import H2Error, ProtocolError
 
 from raftkv.rpc.http2 import PREFACE

@@ -158,18 +158,9 @@ def _reset(stream_id: int, rest: bytes) -> bytes:
 
 KEPT: dict[str, tuple[int, list[bytes]]] = {
     "nothing": (20_000, []),
-    "unknown settings": (
-        20_000,
-        [settings(*[(32 * n + one, 7) for one in range(10, 42)]) for n in range(1000)],
-    ),
-    "blocks of many fields": (
-        160_000,
-        [_reset(n, b"\x0f\x00\0" * 100 + b"\0\1z\4%04d" % n) for n in range(1, 121, 2)],
-    ),
-    "blocks of some fields": (
-        256_000,
-        [_reset(n, b"\0\2xx\0" * 24 + b"\0\1z\4%04d" % n) for n in range(1, 121, 2)],
-    ),
+    "unknown settings": (20_000, [settings(*[(32 * n + one, 7) for one in range(10, 42)]) for n in range(1000)]),
+    "blocks of many fields": (160_000, [_reset(n, b"\x0f\x00\0" * 100 + b"\0\1z\4%04d" % n) for n in range(1, 121, 2)]),
+    "blocks of some fields": (256_000, [_reset(n, b"\0\2xx\0" * 24 + b"\0\1z\4%04d" % n) for n in range(1, 121, 2)]),
     "long blocks": (60_000, [_reset(n, header_block(((b"x", b"%04d" % n * 3000),))) for n in range(1, 201, 2)]),
     "entries of the table": (60_000, [_reset(n, b"\x40\0\2%02d" % (n % 100) * 100) for n in range(1, 201, 2)]),
     "streams that were reset": (60_000, [headers(n, TRAILERS) for n in range(1, 6_001, 2)]),

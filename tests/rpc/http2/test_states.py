@@ -135,18 +135,10 @@ STATES: dict[str, tuple[Callable[[], End], dict[str, str]]] = {
         },
     ),
     "client, open and answered": (_client(headers(1, RESPONSE)), {"HEADERS": "stream 1 PROTOCOL_ERROR"}),
-    "client, half-closed (local)": (
-        _client(headers(1, RESPONSE), ends=True),
-        {"HEADERS": "stream 1 PROTOCOL_ERROR"},
-    ),
+    "client, half-closed (local)": (_client(headers(1, RESPONSE), ends=True), {"HEADERS": "stream 1 PROTOCOL_ERROR"}),
     "client, half-closed (remote)": (
         _client(ending(1, RESPONSE)),
-        {
-            "DATA": STREAM_CLOSED,
-            "the last DATA": STREAM_CLOSED,
-            "HEADERS": STREAM_CLOSED,
-            "trailers": STREAM_CLOSED,
-        },
+        {"DATA": STREAM_CLOSED, "the last DATA": STREAM_CLOSED, "HEADERS": STREAM_CLOSED, "trailers": STREAM_CLOSED},
     ),
     "client, closed by both": (
         _client(ending(1, RESPONSE), ends=True),

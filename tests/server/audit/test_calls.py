@@ -117,13 +117,7 @@ async def use(channel: Channel) -> None:
     await failure(channel.stream(WATCH, metadata=bob).receive())
 
 
-PUT_LINE = {
-    "user": "alice",
-    "method": PUT[1:],
-    "request": {"key": "k"},
-    "outcome": "OK",
-    "revision": 9,
-}
+PUT_LINE = {"user": "alice", "method": PUT[1:], "request": {"key": "k"}, "outcome": "OK", "revision": 9}
 RANGE_LINE = {**PUT_LINE, "method": RANGE[1:], "request": {"key": "r"}}
 REFUSED_PUT = {"user": "bob", "method": PUT[1:], "request": {"key": "k"}, "outcome": "PERMISSION_DENIED"}
 REFUSED_RANGE = {"user": None, "method": RANGE[1:], "request": {"key": "r"}, "outcome": "PERMISSION_DENIED"}

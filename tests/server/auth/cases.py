@@ -190,10 +190,7 @@ def _alarms() -> Iterator[Case]:
 
 ANYBODY = {"etcdserverpb.Auth/AuthStatus"}
 OPEN = {"etcdserverpb.Auth/Authenticate", *(f"grpc.health.v1.Health/{name}" for name in ("Check", "List", "Watch"))}
-ANY_USER = {
-    "etcdserverpb.Cluster/MemberList",
-    "etcdserverpb.Maintenance/Status",
-}
+ANY_USER = {"etcdserverpb.Cluster/MemberList", "etcdserverpb.Maintenance/Status"}
 
 
 HASH = base64.b64encode(b"$2a$04$" + b"x" * 53).decode()

@@ -240,9 +240,7 @@ async def test_a_stream_without_a_task_waits_for_its_token_too() -> None:
     assert len(world.users.live) == 0
 
 
-async def test_tokens_of_the_future_are_waited_for_by_some_calls_for_a_while(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_tokens_of_the_future_are_waited_for_by_some_calls_for_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(guard, "AHEAD_MAX_S", 1.0)
     world = world_of_alice()
     token = "y" * 24 + ".99999999999999999999"

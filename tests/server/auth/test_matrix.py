@@ -100,7 +100,7 @@ def signed_tokens(world: World) -> dict[str, tuple[Shown, tuple[int, str] | None
         return {"token": jwt.encode(claims, key, algorithm="HS256")}
 
     shown: dict[str, tuple[Shown, tuple[int, str] | None]] = {
-        "signed, of a deleted user": (token(GONE, revision, FUTURE), DENIED),
+        "signed, of a deleted user": (token(GONE, revision, FUTURE), DENIED)
     }
     for name in ROLES:
         shown[f"signed {name}"] = (token(name, revision, FUTURE), None)

@@ -254,8 +254,7 @@ async def test_anonymous_streams_end_when_auth_is_enabled() -> None:
     world = World()
     keeping = world.start("etcdserverpb.Lease/LeaseKeepAlive", rpc_pb2.LeaseKeepAliveRequest(ID=200))
     watching = world.start(
-        "etcdserverpb.Watch/Watch",
-        rpc_pb2.WatchRequest(create_request=rpc_pb2.WatchCreateRequest(key=b"a")),
+        "etcdserverpb.Watch/Watch", rpc_pb2.WatchRequest(create_request=rpc_pb2.WatchCreateRequest(key=b"a"))
     )
     await until(lambda: len(keeping.answers) == len(watching.answers) == 1)
     world.enable()

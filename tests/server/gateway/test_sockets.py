@@ -138,8 +138,7 @@ async def test_the_token_of_a_handshake_is_that_of_the_call(
 
 
 @pytest.mark.parametrize(
-    ("path", "status"),
-    [("/v3/watch", 101), ("/v3/maintenance/snapshot", 405), ("/v3/nothing", 404)],
+    ("path", "status"), [("/v3/watch", 101), ("/v3/maintenance/snapshot", 405), ("/v3/nothing", 404)]
 )
 async def test_only_paths_whose_client_streams_become_websockets(path: str, status: int) -> None:
     assert (await shake(World(), path)).status == status

@@ -116,10 +116,7 @@ async def test_errors_have_etcds_status_and_body() -> None:
     assert (response.status, response.body) == (400, b'{"error":"%s","code":9,"message":"%s"}' % (text, text))
     assert response.headers == (("content-type", "application/json"),)
     response = await world.ask("/v3/kv/range", b'{"key":"Ynn=')
-    assert (response.status, response.body) == (
-        400,
-        b'{"error":"unexpected EOF","code":3,"message":"unexpected EOF"}',
-    )
+    assert (response.status, response.body) == (400, b'{"error":"unexpected EOF","code":3,"message":"unexpected EOF"}')
 
 
 async def test_messages_nested_too_deep_are_refused() -> None:
@@ -133,10 +130,7 @@ async def test_messages_nested_too_deep_are_refused() -> None:
 
 async def test_a_fault_of_a_handler_is_not_told(caplog: pytest.LogCaptureFixture) -> None:
     response = await World().ask("/v3/kv/range", b'{"key":"YnVn"}')
-    assert (response.status, response.body) == (
-        500,
-        b'{"error":"internal error","code":13,"message":"internal error"}',
-    )
+    assert (response.status, response.body) == (500, b'{"error":"internal error","code":13,"message":"internal error"}')
 
 
 async def test_paths_and_methods() -> None:

@@ -49,11 +49,7 @@ def test_other_members_are_refused(local: dict[str, tuple[str, ...]], text: str)
 
 def _config(peer: str, **settings: str) -> ServerConfig:
     return ServerConfig(
-        name="b",
-        data_dir="/nowhere/b",
-        initial_cluster=f"a={peer},b={B}",
-        initial_cluster_state="existing",
-        **settings,
+        name="b", data_dir="/nowhere/b", initial_cluster=f"a={peer},b={B}", initial_cluster_state="existing", **settings
     )
 
 

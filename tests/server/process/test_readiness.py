@@ -111,10 +111,7 @@ def test_clients_wait_until_a_quorum_is_there(cluster: Cluster) -> None:
     assert answer(endpoint, "/livez") == (200, "ok\n")
     assert answer(endpoint, "/readyz/linearizable_read?verbose") == (200, "[+]linearizable_read ok\nok\n")
     status, body = answer(endpoint, "/readyz?verbose&exclude=non_learner")
-    assert (status, body) == (
-        200,
-        "[+]data_corruption ok\n[+]linearizable_read ok\n[+]serializable_read ok\nok\n",
-    )
+    assert (status, body) == (200, "[+]data_corruption ok\n[+]linearizable_read ok\n[+]serializable_read ok\nok\n")
     assert answer(endpoint, "/readyz/nothing")[0] == 404
     wait_for(lambda: READY in log_of(first)[told:], "the line, which a thread writes")
     assert log_of(first)[told:].count(READY) == 1

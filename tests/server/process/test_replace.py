@@ -71,10 +71,7 @@ def test_the_leader_hands_over_and_leaves(cluster: Cluster) -> None:
             assert (wrong.code, wrong.text) == ("NOT_FOUND", "etcdserver: member not found")
         voter = status_of(wire, other).header.member_id
         refused = replace(wire, old, voter, other)
-        assert (refused.code, refused.text) == (
-            "FAILED_PRECONDITION",
-            "etcdserver: can only promote a learner member",
-        )
+        assert (refused.code, refused.text) == ("FAILED_PRECONDITION", "etcdserver: can only promote a learner member")
         answer = replace(wire, old, new, other)
         assert answer.code == "OK", answer
         voters = {member.ID for member in answer.message.members if not member.isLearner}

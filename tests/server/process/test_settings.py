@@ -18,11 +18,7 @@ from tests.server.process.process import RANGE, must_put, value_of
 pytestmark = pytest.mark.xdist_group("process-settings")
 
 METRICS_PORT = free_port()
-FLAGS = [
-    "--auto-compaction-retention=1s",
-    "--host-whitelist=127.0.0.1,good.example",
-    "--cors=http://a.example:80",
-]
+FLAGS = ["--auto-compaction-retention=1s", "--host-whitelist=127.0.0.1,good.example", "--cors=http://a.example:80"]
 
 
 @pytest.fixture(scope="module")

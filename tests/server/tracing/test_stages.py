@@ -78,7 +78,7 @@ async def test_a_turn_belongs_to_no_request():
     in_name_of(recording, lambda: propose(Caller(rpc_pb2.PutRequest(key=b"a"))))
     await world.turns()
     assert [span.name for span in recording.spans] == [
-        *("raftkv.check", "raftkv.propose", "raftkv.wal.sync", "raftkv.replicate", "raftkv.apply"),
+        *("raftkv.check", "raftkv.propose", "raftkv.wal.sync", "raftkv.replicate", "raftkv.apply")
     ]
     assert stages.is_idle
     assert ended == []  # the call ends when it is answered, which is not the node's to say

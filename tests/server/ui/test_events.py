@@ -34,10 +34,7 @@ def test_each_change_is_noted_once_with_its_time(replica: Any) -> None:
     replica.node.leader = 0xA
     leader()
     members()  # voters changed, members did not
-    replica.membership.members = {
-        0xA: rpc_pb2.Member(ID=0xA, name="a"),
-        0xB: rpc_pb2.Member(ID=0xB, isLearner=True),
-    }
+    replica.membership.members = {0xA: rpc_pb2.Member(ID=0xA, name="a"), 0xB: rpc_pb2.Member(ID=0xB, isLearner=True)}
     members()
     replica.membership.members = {0xB: rpc_pb2.Member(ID=0xB, name="b")}
     members()

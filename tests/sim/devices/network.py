@@ -70,11 +70,7 @@ class Network:
     """Carries envelopes from member to member unreliably."""
 
     def __init__(
-        self,
-        scheduler: Scheduler,
-        rng: random.Random,
-        parameters: NetworkParameters,
-        members: dict[int, Member],
+        self, scheduler: Scheduler, rng: random.Random, parameters: NetworkParameters, members: dict[int, Member]
     ) -> None:
         self.parameters = parameters
         self.cut: set[Link] = set()

@@ -10,9 +10,7 @@ from raftkv.replica.lease.on_leader import OnLeader
 from raftkv.replica.lease.renewals import Renewals
 from raftkv.replica.lease.times import FRESH, UNLOGGED, LeaseTimes
 from raftkv.server.streams import keep_alives
-from tests.sim.corners import (
-    lease_corner,
-)
+from tests.sim.corners import lease_corner
 from tests.sim.mutants.registry import Patches, mutant
 
 

@@ -9,9 +9,7 @@ from raftkv.replica.watch.catch_up import CatchUp
 from raftkv.replica.watch.hub import Events, WatchHub
 from raftkv.replica.watch.index import Watcher
 from raftkv.replica.watch.stream import WatchStream
-from tests.sim.corners import (
-    watch_corner,
-)
+from tests.sim.corners import watch_corner
 from tests.sim.mutants.registry import Patches, mutant
 
 

@@ -420,9 +420,7 @@ def test_async_save_in_a_process(registry, monkeypatch):
         again(registry).claim()
         with pytest.raises(CheckpointException, match="FenceBroken"):
             dcp.async_save(
-                state(3),
-                storage_writer=Writer(registry, 3),
-                async_checkpointer_type=AsyncCheckpointerType.PROCESS,
+                state(3), storage_writer=Writer(registry, 3), async_checkpointer_type=AsyncCheckpointerType.PROCESS
             ).result(timeout=120)
     finally:
         torch.distributed.destroy_process_group()

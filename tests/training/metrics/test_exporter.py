@@ -68,10 +68,7 @@ async def _refused(kv: raftkv.aio.Client) -> list[str]:
 
 @pytest.mark.long
 async def test_runs_and_checkpoints_are_followed(raftkv_cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
-    async with (
-        asyncio.timeout(TIMEOUT_S),
-        raftkv.aio.connect(raftkv_cluster.endpoints, timeout_s=TIMEOUT_S) as kv,
-    ):
+    async with asyncio.timeout(TIMEOUT_S), raftkv.aio.connect(raftkv_cluster.endpoints, timeout_s=TIMEOUT_S) as kv:
         await _write(kv, 0, GENERATION_2_RUNS)
         async with Exporter(kv) as exporter:
             await until(lambda: _value(exporter, "raftkv_run_generation") == 2)
@@ -110,10 +107,7 @@ async def test_runs_and_checkpoints_are_followed(raftkv_cluster: Cluster, monkey
 
 async def test_what_one_user_writes_changes_no_metric_of_another(raftkv_cluster: Cluster) -> None:
     """A record speaks for its own key, and a ledger that cannot be read hides that of no other cluster."""
-    async with (
-        asyncio.timeout(TIMEOUT_S),
-        raftkv.aio.connect(raftkv_cluster.endpoints, timeout_s=TIMEOUT_S) as kv,
-    ):
+    async with asyncio.timeout(TIMEOUT_S), raftkv.aio.connect(raftkv_cluster.endpoints, timeout_s=TIMEOUT_S) as kv:
         await _save(kv)
         own = RegistryKeys("attacker")
         forged = Checkpoint(RUN, 900, 9, 9, KIND, 2, "memory://", "", "", 1, 7, time=1.0, duration_s=0.5)

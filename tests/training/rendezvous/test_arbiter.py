@@ -99,13 +99,7 @@ def test_a_newcomer_ends_it_if_there_is_room() -> None:
 
 @pytest.mark.parametrize(
     ("there", "finished", "decision"),
-    [
-        ("b", {0}, None),
-        ("bc", {0}, None),
-        ("", {0}, HEARTBEAT_LOST),
-        ("b", {0, 1}, Finish()),
-        ("", {0, 1}, Finish()),
-    ],
+    [("b", {0}, None), ("bc", {0}, None), ("", {0}, HEARTBEAT_LOST), ("b", {0, 1}, Finish()), ("", {0, 1}, Finish())],
 )
 def test_a_member_that_has_finished_is_not_lost_and_the_last_ends_the_run(
     there: str, finished: set[int], decision: object

@@ -97,12 +97,7 @@ def main() -> int:
     parser.add_argument("names", nargs="*", choices=[*PICTURES, []], metavar="NAME", help=", ".join(PICTURES))
     names = parser.parse_args().names
     IMAGES.mkdir(exist_ok=True)
-    with (
-        Cluster(RAFTKV, size=3) as cluster,
-        World(cluster.endpoints) as world,
-        Chromium() as chromium,
-        traffic(world),
-    ):
+    with Cluster(RAFTKV, size=3) as cluster, World(cluster.endpoints) as world, Chromium() as chromium, traffic(world):
         chromium.run(take, chromium, f"http://{cluster.endpoints[0]}", names or list(PICTURES))
     return 0
 

@@ -178,11 +178,7 @@ def test_runs_are_listed_as_in_the_command_line(model: Model) -> None:
 
 
 def test_a_node_waits_for_the_reason_that_the_command_line_gives(model: Model) -> None:
-    script = [
-        *SCRIPT[:GENERATION_2_RUNS],
-        ("state", State(2, "broken", min_nodes=2, max_nodes=4)),
-        ("node/b-1", B),
-    ]
+    script = [*SCRIPT[:GENERATION_2_RUNS], ("state", State(2, "broken", min_nodes=2, max_nodes=4)), ("node/b-1", B)]
     history = history_of(script)
     for denied, queue in (([Denied("b", "it burns", 30)], None), ([], Queue("gpu", True, "number 2 in line"))):
         facts = waiting(history, denied, queue)

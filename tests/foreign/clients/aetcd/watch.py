@@ -122,13 +122,4 @@ async def a_hundred_watches(report: Report) -> None:
 
 
 if __name__ == "__main__":
-    run(
-        one_key,
-        prefix_and_txn,
-        from_old_revision,
-        compacted_start,
-        once,
-        many,
-        a_hundred_watches,
-        around=asyncio.run,
-    )
+    run(one_key, prefix_and_txn, from_old_revision, compacted_start, once, many, a_hundred_watches, around=asyncio.run)
