@@ -21,7 +21,7 @@ from tests.foreign.sessions import Script, play
 from tests.foreign.test_foreign import TESTDATA, USERS, write_down
 from tests.long import long_except
 from tests.procs import ETCD_FAST, RAFTKV, Cluster
-from tests.rpc.loop import on_loop
+from tests.rpc.loop import run_async
 from tests.secure import secured
 from tests.server.tls.room import Room
 
@@ -40,7 +40,6 @@ def room(tmp_path_factory: pytest.TempPathFactory) -> Room:
     return room
 
 
-@on_loop
 async def ask_for_users(endpoint: str, room: Room | None) -> None:
     """Make root and alice, who has the keys from ``a`` to ``z``."""
     tls = None
@@ -61,7 +60,7 @@ async def ask_for_users(endpoint: str, room: Room | None) -> None:
 def plain() -> Iterator[Clusters]:
     with Cluster(ETCD_FAST, flags=FAST) as etcd, Cluster(RAFTKV, flags=FAST) as raftkv:
         for cluster in (etcd, raftkv):
-            ask_for_users(cluster.endpoints[0], None)
+            run_async(ask_for_users(cluster.endpoints[0], None))
         yield etcd, raftkv
 
 
@@ -72,7 +71,7 @@ def with_tls(room: Room) -> Iterator[Clusters]:
     flags += ["--client-cert-auth", "--peer-client-cert-auth", *FAST]
     with secured(Cluster(ETCD_FAST, flags=flags)) as etcd, secured(Cluster(RAFTKV, flags=flags)) as raftkv:
         for cluster in (etcd, raftkv):
-            ask_for_users(cluster.endpoints[0], room)
+            run_async(ask_for_users(cluster.endpoints[0], room))
         yield etcd, raftkv
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import functools
 import time
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any
@@ -20,16 +19,6 @@ def run_async(test: Coroutine[Any, Any, None]) -> None:
             await test
 
     asyncio.run(bounded())
-
-
-def on_loop(function: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:
-    """Make a plain test of an async one; fixtures are passed on."""
-
-    @functools.wraps(function)
-    def run(*args: Any, **kwargs: Any) -> None:
-        run_async(function(*args, **kwargs))
-
-    return run
 
 
 async def until(condition: Callable[[], object]) -> None:

@@ -19,7 +19,7 @@ from raftkv.apply import wire
 from raftkv.apply.wire import Caller, Kind
 from raftkv.pb import rpc_pb2
 from raftkv.pb.services import SERVICES
-from tests.rpc.loop import on_loop, until
+from tests.rpc.loop import until
 from tests.server.auth.cases import LEASES, Case, cases
 from tests.server.auth.oracle import ROLES, Role, is_allowed
 from tests.server.auth.test_guard import BAD_TOKEN, DENIED, LET_IN, NOBODY
@@ -163,44 +163,38 @@ def secret_file(tmp_path: Path) -> str:
     return f"jwt,priv-key={path},sign-method=HS256"
 
 
-def matrix(settings: dict[str, Any], shown_of: Callable[[World], dict[str, Any]]) -> Iterator[int]:
+async def matrix(settings: dict[str, Any], shown_of: Callable[[World], dict[str, Any]]) -> int:
     """Fill the cells of one kind of tokens; gives how many there are."""
     wrong: list[str] = []
     count = 0
-
-    @on_loop
-    async def main() -> None:
-        nonlocal count
-        world = populated(**settings)
-        shown_by_name = shown_of(world)
-        for case in cases():
-            for name, (shown, always) in shown_by_name.items():
-                expected = always or (LET_IN if is_allowed(role_of(name), case.needs) else DENIED)
-                if always == OLD:
-                    expected = old(role_of(name), case)
-                if case.is_for_all and expected != BAD_TOKEN:
-                    expected = LET_IN
-                if expected != LET_IN and case.method.startswith(RECIPES):
-                    expected = errors.UNKNOWN, expected[1]
-                found = await verdict(world, case, shown)
-                count += 1
-                if found != (LET_IN if case.is_open else expected):
-                    wrong.append(f"{case.method} {case.what} / {name}: {found}, expected {expected}")
-
-    main()
+    world = populated(**settings)
+    shown_by_name = shown_of(world)
+    for case in cases():
+        for name, (shown, always) in shown_by_name.items():
+            expected = always or (LET_IN if is_allowed(role_of(name), case.needs) else DENIED)
+            if always == OLD:
+                expected = old(role_of(name), case)
+            if case.is_for_all and expected != BAD_TOKEN:
+                expected = LET_IN
+            if expected != LET_IN and case.method.startswith(RECIPES):
+                expected = errors.UNKNOWN, expected[1]
+            found = await verdict(world, case, shown)
+            count += 1
+            if found != (LET_IN if case.is_open else expected):
+                wrong.append(f"{case.method} {case.what} / {name}: {found}, expected {expected}")
     assert not wrong, f"{len(wrong)} of {count}: " + "\n".join(wrong[:20])
-    yield count
+    return count
 
 
 @pytest.mark.long
-def test_at_the_member_that_is_asked_by_simple_tokens_and_certificates() -> None:
-    (count,) = matrix({}, simple_tokens)
+async def test_at_the_member_that_is_asked_by_simple_tokens_and_certificates() -> None:
+    count = await matrix({}, simple_tokens)
     print(f"{count} cells")
     assert count >= CELLS_MIN
 
 
-def test_at_the_member_that_is_asked_by_signed_tokens(secret_file: str) -> None:
-    (count,) = matrix({"auth_token": secret_file}, signed_tokens)
+async def test_at_the_member_that_is_asked_by_signed_tokens(secret_file: str) -> None:
+    count = await matrix({"auth_token": secret_file}, signed_tokens)
     print(f"{count} cells")
     assert count >= CELLS_MIN
 

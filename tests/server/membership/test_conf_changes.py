@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 
 import pytest
 
@@ -181,24 +181,29 @@ async def test_an_added_member_is_told_apart_after_a_restart(world: World) -> No
     assert world.log.conf_state == ConfState(voters=(ME,), learners=(5,))
 
 
-def follow(
-    scenario: Callable[[World, Caller], Awaitable[None]], asked_for: raft_pb2.MembershipChange | None = None
-) -> None:
-    """Play a scenario on a follower of three, in which a change was requested when 2 led in term 1."""
+@asynccontextmanager
+async def following(caller: Caller, asked_for: raft_pb2.MembershipChange) -> AsyncIterator[World]:
+    """A follower of three, in which a change was requested when 2 led in term 1."""
+    world = World()
+    founders = [rpc_pb2.Member(ID=one, name=f"m{one}", peerURLs=[f"http://m{one}:1"]) for one in (1, 2, 3)]
+    world.node.applier.membership.bootstrap(founders)
+    world.node.receive([world.heartbeat(leader=2)])
+    world.node.submit_change(asked_for, caller)
+    await world.turns()
+    assert [message.to for message in world.sender.sent if message.type is MessageType.PROPOSE] == [2]
+    yield world
+    world.node.stop()
+    assert world.failures == []
 
-    async def run() -> None:
-        world, caller = World(), Caller()
-        founders = [rpc_pb2.Member(ID=one, name=f"m{one}", peerURLs=[f"http://m{one}:1"]) for one in (1, 2, 3)]
-        world.node.applier.membership.bootstrap(founders)
-        world.node.receive([world.heartbeat(leader=2)])
-        world.node.submit_change(asked_for or add(5), caller)
-        await world.turns()
-        assert [message.to for message in world.sender.sent if message.type is MessageType.PROPOSE] == [2]
-        await scenario(world, caller)
-        world.node.stop()
-        assert world.failures == []
 
-    asyncio.run(run())
+@pytest.fixture
+def caller() -> Caller:
+    return Caller()
+
+
+@pytest.fixture
+def follower(caller: Caller) -> AbstractAsyncContextManager[World]:
+    return following(caller, add(5))
 
 
 def append(leader: int, term: int, *entries: Entry) -> Message:
@@ -215,40 +220,32 @@ async def passed_on(world: World, *messages: Message) -> list[Message]:
     return world.sender.take(MessageType.PROPOSE)
 
 
-def test_a_change_whose_leader_is_lost_is_passed_on_to_the_next() -> None:
-    async def scenario(world: World, caller: Caller) -> None:
-        (first,) = [message for message in world.sender.sent if message.type is MessageType.PROPOSE]
-        # What the leader before had in its log may be committed yet, until there is an entry of the next.
-        assert not await passed_on(world, world.heartbeat(leader=3, term=2))
-        (again,) = await passed_on(world, append(3, 2, Entry(2, 1, b"")))
-        assert (again.to, [entry.data for entry in again.entries]) == (3, [entry.data for entry in first.entries])
-        assert not await passed_on(world, world.heartbeat(leader=3, term=2))
-        assert caller.outcome is None
-
-    follow(scenario)
+async def test_a_change_whose_leader_is_lost_is_passed_on_to_the_next(follower: World, caller: Caller) -> None:
+    (first,) = [message for message in follower.sender.sent if message.type is MessageType.PROPOSE]
+    # What the leader before had in its log may be committed yet, until there is an entry of the next.
+    assert not await passed_on(follower, follower.heartbeat(leader=3, term=2))
+    (again,) = await passed_on(follower, append(3, 2, Entry(2, 1, b"")))
+    assert (again.to, [entry.data for entry in again.entries]) == (3, [entry.data for entry in first.entries])
+    assert not await passed_on(follower, follower.heartbeat(leader=3, term=2))
+    assert caller.outcome is None
 
 
-def test_new_urls_are_passed_on_once() -> None:
+async def test_new_urls_are_passed_on_once(caller: Caller) -> None:
     """A late copy, to an earlier leader that leads again, would undo later changes."""
-
-    async def scenario(world: World, caller: Caller) -> None:
-        assert not await passed_on(world, append(3, 2, Entry(2, 1, b"")))
+    member = rpc_pb2.Member(ID=2, peerURLs=["http://other:1"])
+    change = raft_pb2.MembershipChange(changes=[Change(kind=Change.UPDATE, member=member)])
+    async with following(caller, change) as follower:
+        assert not await passed_on(follower, append(3, 2, Entry(2, 1, b"")))
         assert caller.outcome is None
 
-    member = rpc_pb2.Member(ID=2, peerURLs=["http://other:1"])
-    follow(scenario, raft_pb2.MembershipChange(changes=[Change(kind=Change.UPDATE, member=member)]))
 
-
-def test_a_change_is_passed_on_again_once_there_is_another_connection_to_the_leader() -> None:
-    async def scenario(world: World, caller: Caller) -> None:
-        assert not await passed_on(world, append(2, 1, Entry(1, 1, b"")))
-        world.sender.since = world.sender.backlog = None
-        assert not await passed_on(world, world.heartbeat(leader=2))
-        world.sender.since, world.sender.backlog = 9.0, 0
-        assert len(await passed_on(world, world.heartbeat(leader=2))) == 1
-        assert not await passed_on(world, world.heartbeat(leader=2))
-
-    follow(scenario)
+async def test_a_change_is_passed_on_again_once_there_is_another_connection_to_the_leader(follower: World) -> None:
+    assert not await passed_on(follower, append(2, 1, Entry(1, 1, b"")))
+    follower.sender.since = follower.sender.backlog = None
+    assert not await passed_on(follower, follower.heartbeat(leader=2))
+    follower.sender.since, follower.sender.backlog = 9.0, 0
+    assert len(await passed_on(follower, follower.heartbeat(leader=2))) == 1
+    assert not await passed_on(follower, follower.heartbeat(leader=2))
 
 
 async def test_change_is_not_forwarded_without_connection_to_leader() -> None:
@@ -261,34 +258,27 @@ async def test_change_is_not_forwarded_without_connection_to_leader() -> None:
     world.node.stop()
 
 
-def test_a_change_that_the_leader_before_had_in_its_log_is_not_passed_on_again() -> None:
-    async def scenario(world: World, caller: Caller) -> None:
-        (first,) = [message for message in world.sender.sent if message.type is MessageType.PROPOSE]
-        (entry,) = first.entries
-        log = [Entry(1, 1, entry.data, entry.type), Entry(2, 2, b"")]
-        assert not await passed_on(world, append(3, 2, *log))
-        assert ids(caller) == [1, 2, 3, 5]
-
-    follow(scenario)
-
-
-def test_a_change_is_not_passed_on_again_if_a_received_database_may_have_it() -> None:
-    async def scenario(world: World, caller: Caller) -> None:
-        meta = SnapshotMeta(10, 2, ConfState(voters=(1, 2, 3), learners=(5,)))
-        assert not await passed_on(world, Message(MessageType.SNAPSHOT, to=ME, from_=3, term=2, snapshot=meta))
-        world.installing[0][1]()
-        assert not await passed_on(world, world.heartbeat(leader=3, term=2))
-        assert world.node.applied == 10
-
-    follow(scenario)
+async def test_a_change_that_the_leader_before_had_in_its_log_is_not_passed_on_again(
+    follower: World, caller: Caller
+) -> None:
+    (first,) = [message for message in follower.sender.sent if message.type is MessageType.PROPOSE]
+    (entry,) = first.entries
+    log = [Entry(1, 1, entry.data, entry.type), Entry(2, 2, b"")]
+    assert not await passed_on(follower, append(3, 2, *log))
+    assert ids(caller) == [1, 2, 3, 5]
 
 
-def test_an_abandoned_change_is_not_forwarded_again() -> None:
-    async def scenario(world: World, caller: Caller) -> None:
-        world.node.withdraw(1)
-        assert not await passed_on(world, append(3, 2, Entry(2, 1, b"")))
+async def test_a_change_is_not_passed_on_again_if_a_received_database_may_have_it(follower: World) -> None:
+    meta = SnapshotMeta(10, 2, ConfState(voters=(1, 2, 3), learners=(5,)))
+    assert not await passed_on(follower, Message(MessageType.SNAPSHOT, to=ME, from_=3, term=2, snapshot=meta))
+    follower.installing[0][1]()
+    assert not await passed_on(follower, follower.heartbeat(leader=3, term=2))
+    assert follower.node.applied == 10
 
-    follow(scenario)
+
+async def test_an_abandoned_change_is_not_forwarded_again(follower: World) -> None:
+    follower.node.withdraw(1)
+    assert not await passed_on(follower, append(3, 2, Entry(2, 1, b"")))
 
 
 async def test_a_leader_takes_a_request_of_another_member_once(world: World) -> None:
@@ -303,13 +293,9 @@ async def test_a_leader_takes_a_request_of_another_member_once(world: World) -> 
     assert world.log.last_index() == 2, "its own entry, and the change"
 
 
-def test_a_follower_forwards_no_change_of_another_member() -> None:
+async def test_a_follower_forwards_no_change_of_another_member(follower: World) -> None:
     """The asked member passes it on itself, so it would come late, and a second time."""
-
-    async def scenario(world: World, caller: Caller) -> None:
-        change = conf_change_of(add(6))
-        entry = Entry(0, 0, confchange.encode(change), confchange.entry_type(change))
-        assert not await passed_on(world, Message(MessageType.PROPOSE, to=ME, from_=3, entries=[entry]))
-        assert world.node.proposals_dropped == 1
-
-    follow(scenario)
+    change = conf_change_of(add(6))
+    entry = Entry(0, 0, confchange.encode(change), confchange.entry_type(change))
+    assert not await passed_on(follower, Message(MessageType.PROPOSE, to=ME, from_=3, entries=[entry]))
+    assert follower.node.proposals_dropped == 1

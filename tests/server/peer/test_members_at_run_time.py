@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from types import SimpleNamespace
 from typing import Any
 
@@ -58,17 +58,25 @@ class Receiver:
         self.service.follow(self.members.members, self.members.removed)
 
 
-def play(scenario: Callable[[Receiver, Transport, list[str]], Awaitable[None]]) -> None:
-    async def run() -> None:
-        receiver, refusals = Receiver(), []
-        network = Transport(CLUSTER, OWN, None, lambda peer: None, lambda message: None, refusals.append)
-        try:
-            await scenario(receiver, network, refusals)
-        finally:
-            await network.close()
-            await receiver.server.close(0.0)
+@pytest.fixture
+@asynccontextmanager
+async def receiver() -> AsyncIterator[Receiver]:
+    receiver = Receiver()
+    yield receiver
+    await receiver.server.close(0.0)
 
-    asyncio.run(run())
+
+@pytest.fixture
+def refusals() -> list[str]:
+    return []
+
+
+@pytest.fixture
+@asynccontextmanager
+async def network(refusals: list[str]) -> AsyncIterator[Transport]:
+    network = Transport(CLUSTER, OWN, None, lambda peer: None, lambda message: None, refusals.append)
+    yield network
+    await network.close()
 
 
 def member(url: str) -> dict[int, rpc_pb2.Member]:
@@ -82,81 +90,73 @@ async def connected(network: Transport) -> None:
     await until(lambda: network.connected_since(OTHER) is not None)
 
 
-def test_a_peer_that_moved_is_followed_to_its_new_url(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def scenario(receiver: Receiver, network: Transport, _: list[str]) -> None:
-        url = await receiver.listen()
-        network.follow(member("http://127.0.0.1:1"))
-        assert set(network.peers) == {OTHER}
-        before = network.peers[OTHER]
-        network.follow(member("http://127.0.0.1:1"))
-        assert network.peers[OTHER] is before, "nothing changed"
-        network.follow(member(url))
-        await connected(network)
-        network.send([Message(MessageType.HEARTBEAT, to=OTHER, from_=OWN, term=1)])
-        await until(lambda: bool(receiver.received))
+async def test_a_peer_that_moved_is_followed_to_its_new_url(
+    receiver: Receiver, network: Transport, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    url = await receiver.listen()
+    network.follow(member("http://127.0.0.1:1"))
+    assert set(network.peers) == {OTHER}
+    before = network.peers[OTHER]
+    network.follow(member("http://127.0.0.1:1"))
+    assert network.peers[OTHER] is before, "nothing changed"
+    network.follow(member(url))
+    await connected(network)
+    network.send([Message(MessageType.HEARTBEAT, to=OTHER, from_=OWN, term=1)])
+    await until(lambda: bool(receiver.received))
 
-    play(scenario)
 
-
-def test_a_peer_that_left_is_sent_to_for_a_moment_and_then_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_peer_that_left_is_sent_to_for_a_moment_and_then_forgotten(
+    receiver: Receiver, network: Transport, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(transport, "LEAVING_S", 0.05)
-
-    async def scenario(receiver: Receiver, network: Transport, _: list[str]) -> None:
-        network.follow(member(await receiver.listen()))
-        await connected(network)
-        network.follow({OWN: rpc_pb2.Member(ID=OWN)})
-        network.follow({OWN: rpc_pb2.Member(ID=OWN)})
-        network.send([Message(MessageType.HEARTBEAT, to=OTHER, from_=OWN, term=1)])
-        await until(lambda: bool(receiver.received))
-        await until(lambda: not network.peers)
-        network.send([Message(MessageType.HEARTBEAT, to=OTHER, from_=OWN, term=1)])
-
-    play(scenario)
+    network.follow(member(await receiver.listen()))
+    await connected(network)
+    network.follow({OWN: rpc_pb2.Member(ID=OWN)})
+    network.follow({OWN: rpc_pb2.Member(ID=OWN)})
+    network.send([Message(MessageType.HEARTBEAT, to=OTHER, from_=OWN, term=1)])
+    await until(lambda: bool(receiver.received))
+    await until(lambda: not network.peers)
+    network.send([Message(MessageType.HEARTBEAT, to=OTHER, from_=OWN, term=1)])
 
 
-def test_the_stream_of_a_removed_member_ends_with_the_words_that_end_it(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_stream_of_a_removed_member_ends_with_the_words_that_end_it(
+    receiver: Receiver, network: Transport, refusals: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(service, "LEAVING_S", 0.05)
+    network.follow(member(await receiver.listen()))
+    await connected(network)
+    receiver.remove(OWN)
+    # The end of the open stream, and the refusal of each new one.
+    await until(lambda: len(refusals) >= 2)
+    assert set(refusals) == {f"raftkv: {MemberRemovedError.text}"}
+
+
+async def test_a_member_that_is_removed_while_its_stream_opens_is_told(
+    receiver: Receiver, network: Transport, refusals: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(service, "LEAVING_S", 0.05)
 
-    async def scenario(receiver: Receiver, network: Transport, refusals: list[str]) -> None:
-        network.follow(member(await receiver.listen()))
-        await connected(network)
-        receiver.remove(OWN)
-        # The end of the open stream, and the refusal of each new one.
-        await until(lambda: len(refusals) >= 2)
-        assert set(refusals) == {f"raftkv: {MemberRemovedError.text}"}
+    def removed(_member_id: int, _urls: str) -> None:
+        if OWN in receiver.members.members:
+            receiver.remove(OWN)
 
-    play(scenario)
-
-
-def test_a_member_that_is_removed_while_its_stream_opens_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(service, "LEAVING_S", 0.05)
-
-    async def scenario(receiver: Receiver, network: Transport, refusals: list[str]) -> None:
-        def removed(_member_id: int, _urls: str) -> None:
-            if OWN in receiver.members.members:
-                receiver.remove(OWN)
-
-        monkeypatch.setattr(receiver.service, "_heard_of", removed)
-        network.follow(member(await receiver.listen()))
-        await until(lambda: bool(refusals))
-        assert refusals[0] == f"raftkv: {MemberRemovedError.text}"
-
-    play(scenario)
+    monkeypatch.setattr(receiver.service, "_heard_of", removed)
+    network.follow(member(await receiver.listen()))
+    await until(lambda: bool(refusals))
+    assert refusals[0] == f"raftkv: {MemberRemovedError.text}"
 
 
-def test_new_member_is_answered_however_many_strangers_have_called() -> None:
+async def test_new_member_is_answered_however_many_strangers_have_called(
+    receiver: Receiver, network: Transport
+) -> None:
     """Sixteen calls under ids of no member took the places of all members that came later, for good."""
-
-    async def scenario(receiver: Receiver, network: Transport, _: list[str]) -> None:
-        url = await receiver.listen()
-        for stranger in range(100, 100 + 2 * transport.GUESTS_MAX):
-            network.heard_of(stranger, "http://127.0.0.1:1")
-        assert len(network.peers) == transport.GUESTS_MAX
-        network.heard_of(OTHER, url)
-        await connected(network)
-        for stranger in range(200, 200 + transport.GUESTS_MAX):
-            network.heard_of(stranger, "http://127.0.0.1:1")
-        assert network.connected_since(OTHER) is not None, "one that answers stays"
-        assert len(network.peers) == transport.GUESTS_MAX
-
-    play(scenario)
+    url = await receiver.listen()
+    for stranger in range(100, 100 + 2 * transport.GUESTS_MAX):
+        network.heard_of(stranger, "http://127.0.0.1:1")
+    assert len(network.peers) == transport.GUESTS_MAX
+    network.heard_of(OTHER, url)
+    await connected(network)
+    for stranger in range(200, 200 + transport.GUESTS_MAX):
+        network.heard_of(stranger, "http://127.0.0.1:1")
+    assert network.connected_since(OTHER) is not None, "one that answers stays"
+    assert len(network.peers) == transport.GUESTS_MAX
