@@ -25,11 +25,6 @@ def _names(response: rpc_pb2.AlarmResponse) -> list[tuple[int, str]]:
     return [(alarm.memberID, rpc_pb2.AlarmType.Name(alarm.alarm)) for alarm in response.alarms]
 
 
-@pytest.fixture
-def machine() -> Machine:
-    return Machine()
-
-
 def test_compactions(machine: Machine) -> None:
     for number in range(5):
         machine.answer(put(b"a", b"%d" % number))

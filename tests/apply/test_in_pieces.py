@@ -205,9 +205,10 @@ def test_reads_of_a_txn_are_left_out_without_a_waiter(at_once_max: int, monkeypa
 
 
 @pytest.mark.interpreted
-def test_the_answer_of_an_entry_is_not_read_while_it_is_applied(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_answer_of_an_entry_is_not_read_while_it_is_applied(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A txn that read 500 MB for its answer had all other writes wait for more than a second."""
-    machine = Machine()
     for number in range(600):
         machine.apply(put(b"k%03d" % number, b"v"))
     gone = delete(b"k", b"k5", prev_kv=True)
@@ -243,9 +244,8 @@ ALL = rpc_pb2.Compare(key=b"k", range_end=b"l", target=rpc_pb2.Compare.VERSION, 
     ],
     ids=["deletion", "deletion with values", "deletion in a txn", "compare"],
 )
-def test_turn_looks_at_few_keys_however_many_were_deleted(request_: Any) -> None:
+def test_turn_looks_at_few_keys_however_many_were_deleted(machine: Machine, request_: Any) -> None:
     """They stay in the index until a compaction: to delete a million of them anew took a turn of half a second."""
-    machine = Machine()
     for number in range(DELETED):
         machine.apply(put(b"k%03d" % number))
     machine.apply(delete(b"k", b"l"))
@@ -303,9 +303,8 @@ def _deleted(count: int) -> rpc_pb2.TxnRequest:
 
 
 @pytest.mark.parametrize("make", [_compared, _gets, _kept, _replaced, _deleted])
-def test_values_are_read_a_few_at_once(make: Callable[[int], rpc_pb2.TxnRequest]) -> None:
+def test_values_are_read_a_few_at_once(machine: Machine, make: Callable[[int], rpc_pb2.TxnRequest]) -> None:
     # A request of 5 KB that read 128 values of 1.4 MB took a turn of half a second on every member.
-    machine = Machine()
     for number in range(txn.VALUES_AT_ONCE + 1):
         machine.apply(put(b"k%02d" % number, b"value"))
     few, many = (make(txn.VALUES_AT_ONCE + more).SerializeToString() for more in (0, 1))
@@ -316,8 +315,7 @@ def test_values_are_read_a_few_at_once(make: Callable[[int], rpc_pb2.TxnRequest]
     assert pieces > 1
 
 
-def test_previous_values_are_read_a_few_at_once() -> None:
-    machine = Machine()
+def test_previous_values_are_read_a_few_at_once(machine: Machine) -> None:
     for number in range(txn.VALUES_AT_ONCE + 1):
         machine.apply(put(b"k%02d" % number, b"value"))
     request = delete(b"k", b"l", prev_kv=True).SerializeToString()

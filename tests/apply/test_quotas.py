@@ -193,8 +193,7 @@ def test_usage_is_exact_and_refusals_match_model(seed: int) -> None:
         assert plain.hash() == pieces.hash()
 
 
-def test_refusal_names_prefix_and_maps_to_no_space_for_etcd_clients() -> None:
-    machine = Machine()
+def test_refusal_names_prefix_and_maps_to_no_space_for_etcd_clients(machine: Machine) -> None:
     apply(machine, set_quota(b"jobs/", keys_max=1))
     assert apply(machine, put(b"jobs/1")).error is None
     error = apply(machine, put(b"jobs/2")).error
@@ -208,8 +207,7 @@ def test_refusal_names_prefix_and_maps_to_no_space_for_etcd_clients() -> None:
     assert apply(machine, put(b"job")).error is None
 
 
-def test_a_txn_frees_and_takes_as_a_whole() -> None:
-    machine = Machine()
+def test_a_txn_frees_and_takes_as_a_whole(machine: Machine) -> None:
     apply(machine, set_quota(b"k", keys_max=1))
     apply(machine, put(b"k1", b"12"))
     swap = txn(then=[delete(b"k", b"l"), txn(then=[put(b"m1")]), put(b"q")])
@@ -238,9 +236,8 @@ def _pieces(machine: Machine, request: Any) -> list[float]:
     return took
 
 
-def test_very_many_puts_and_deletions_are_checked_in_short_pieces() -> None:
+def test_very_many_puts_and_deletions_are_checked_in_short_pieces(machine: Machine) -> None:
     # Each deletion looked at every put before it: 14,400 operations held the loop of all members for half a second.
-    machine = Machine()
     apply(machine, set_quota(b"k", keys_max=1))
     operations = [one for n in range(15_000) for one in (put(b"k%d" % n), delete(b"z%d" % n, b"z%d~" % n))]
     took = _pieces(machine, txn(then=operations))
@@ -259,9 +256,8 @@ def test_very_many_puts_and_deletions_are_checked_in_short_pieces() -> None:
     ],
     ids=["smaller", "as large", "deleted", "revoked"],
 )
-def test_freed_bytes_of_large_values_are_counted_in_pieces(request_: Any) -> None:
+def test_freed_bytes_of_large_values_are_counted_in_pieces(machine: Machine, request_: Any) -> None:
     # 128 puts over values of 1.4 MB took a turn of 163 ms on every member, 500 such keys four times as much.
-    machine = Machine()
     apply(machine, rpc_pb2.LeaseGrantRequest(ID=1, TTL=5))
     apply(machine, set_quota(b"k", bytes_max=1 << 30))
     for number in range(9):
@@ -270,8 +266,7 @@ def test_freed_bytes_of_large_values_are_counted_in_pieces(request_: Any) -> Non
     check_use(machine)
 
 
-def test_quota_below_usage_refuses_only_growth() -> None:
-    machine = Machine()
+def test_quota_below_usage_refuses_only_growth(machine: Machine) -> None:
     for number in range(5):
         apply(machine, put(b"k%d" % number, b"12345"))
     body = apply(machine, set_quota(b"k", keys_max=2)).body
@@ -287,9 +282,8 @@ def test_quota_below_usage_refuses_only_growth() -> None:
     assert machine.store.accountant is None
 
 
-def test_overwrites_and_deletions_fill_a_prefix_until_a_compaction() -> None:
+def test_overwrites_and_deletions_fill_a_prefix_until_a_compaction(machine: Machine) -> None:
     # 46 overwrites of one key below a quota of 2 MiB filled a database of 64 MiB for all.
-    machine = Machine()
     apply(machine, set_quota(b"k", bytes_max=2 << 20))
     value = bytes(1_400_000)
     assert apply(machine, put(b"k", value)).error is None
@@ -367,9 +361,8 @@ def test_long_history_is_counted_in_parts_during_writes() -> None:
 
 
 @pytest.mark.parametrize("deleted", ["first", "last", "in turn"])
-def test_turn_looks_at_few_keys_however_many_a_quota_finds(deleted: str) -> None:
+def test_turn_looks_at_few_keys_however_many_a_quota_finds(machine: Machine, deleted: str) -> None:
     """Keys that a compaction is about to remove are passed over, for which a turn took a second with a million."""
-    machine = Machine()
     for number in range(6_000):
         apply(machine, put(b"k%05d" % number))
     for number in range(6_000):
@@ -437,8 +430,7 @@ def test_a_history_gives_back_at_most_what_is_due_and_nearly_all_of_it(
     assert given_bytes + history.compact(main) == total_bytes
 
 
-def test_invalid_quotas_are_refused_identically() -> None:
-    machine = Machine()
+def test_invalid_quotas_are_refused_identically(machine: Machine) -> None:
     for request, kind in (
         (set_quota(bytes(257), 1), errors.InvalidQuotaError),
         (set_quota(b"a", -1, 0), errors.InvalidQuotaError),
@@ -449,8 +441,7 @@ def test_invalid_quotas_are_refused_identically() -> None:
     assert apply(machine, set_quota(bytes(256), schema.QUOTA_LIMIT_MAX, schema.QUOTA_LIMIT_MAX)).error is None
 
 
-def test_quotas_are_limited() -> None:
-    machine = Machine()
+def test_quotas_are_limited(machine: Machine) -> None:
     for number in range(QUOTAS_MAX):
         assert apply(machine, set_quota(b"%d" % number, 1)).error is None
     assert isinstance(apply(machine, set_quota(b"x", 1)).error, errors.TooManyQuotasError)

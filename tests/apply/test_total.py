@@ -93,8 +93,7 @@ def test_an_unknown_kind_stops_the_member_with_the_version_it_needs(kind: int) -
     assert ("raftkv 2.7 or later" in str(caught.value)) == (kind >= wire.VERSIONED_FIRST)
 
 
-def test_undecodable_request_is_refused_identically() -> None:
-    machine = Machine()
+def test_undecodable_request_is_refused_identically(machine: Machine) -> None:
     for kind in TYPES:
         outcome = _apply(machine, kind, b"\xff")
         assert isinstance(outcome.error, errors.MalformedEntryError)
@@ -106,8 +105,7 @@ def test_an_entry_without_a_request_header_has_no_kind_and_no_waiter() -> None:
 
 
 @pytest.mark.parametrize("alarm", [-1, 7, 2**31 - 1, -(2**31)])
-def test_an_alarm_of_an_old_log_is_kept_listed_and_disarmed(alarm: int) -> None:
-    machine = Machine()
+def test_an_alarm_of_an_old_log_is_kept_listed_and_disarmed(machine: Machine, alarm: int) -> None:
     raise_it = rpc_pb2.AlarmRequest(action=rpc_pb2.AlarmRequest.ACTIVATE, memberID=2**64 - 1, alarm=alarm)
     assert machine.apply(raise_it).error is None
     assert [one.alarm for one in machine.reopened().alarms.raised()] == [alarm]
@@ -115,8 +113,7 @@ def test_an_alarm_of_an_old_log_is_kept_listed_and_disarmed(alarm: int) -> None:
     assert machine.reopened().alarms.raised() == []
 
 
-def test_alarms_are_limited() -> None:
-    machine = Machine()
+def test_alarms_are_limited(machine: Machine) -> None:
     for number in range(ALARMS_MAX):
         request = rpc_pb2.AlarmRequest(action=rpc_pb2.AlarmRequest.ACTIVATE, memberID=number, alarm=rpc_pb2.CORRUPT)
         assert machine.apply(request).error is None
@@ -125,8 +122,7 @@ def test_alarms_are_limited() -> None:
     assert isinstance(machine.apply(request).error, errors.TooManyRequestsError)
 
 
-def test_a_txn_with_an_operation_left_empty_changes_nothing() -> None:
-    machine = Machine()
+def test_a_txn_with_an_operation_left_empty_changes_nothing(machine: Machine) -> None:
     put = rpc_pb2.RequestOp(request_put=rpc_pb2.PutRequest(key=b"a"))
     nested = rpc_pb2.RequestOp(request_txn=rpc_pb2.TxnRequest(success=[rpc_pb2.RequestOp()]))
     for empty in (rpc_pb2.RequestOp(), nested):
@@ -135,8 +131,7 @@ def test_a_txn_with_an_operation_left_empty_changes_nothing() -> None:
         assert machine.store.revision == 1
 
 
-def test_an_unknown_sort_target_sorts_by_key() -> None:
-    machine = Machine()
+def test_an_unknown_sort_target_sorts_by_key(machine: Machine) -> None:
     for key in (b"b", b"a"):
         machine.apply(rpc_pb2.PutRequest(key=key))
     read = rpc_pb2.RangeRequest(key=b"a", range_end=b"z", sort_order=7, sort_target=9)

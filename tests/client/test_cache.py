@@ -58,6 +58,11 @@ class World:
         self.core.write({f"jobs/{key}".encode(): value for key, value in changes.items()})
 
 
+@pytest.fixture
+def world():
+    return World()
+
+
 class Machine(RuleBasedStateMachine):
     """Each rule is a write of another client, a failure, or the begin of a read; reads are checked at their end."""
 
@@ -226,8 +231,7 @@ def test_linearizable_read_of_an_unchanged_prefix_moves_no_key_over_the_wire(ver
     assert (world.core.asked["compare"] > 0) == (version == "3.5.1")
 
 
-def test_many_linearizable_reads_at_once_share_a_question_that_is_sent_after_them():
-    world = World()
+def test_many_linearizable_reads_at_once_share_a_question_that_is_sent_after_them(world):
     world.write(a=b"1")
     cache = world.cache()
     world.core.asked.clear()
@@ -280,8 +284,7 @@ def test_early_answer_for_progress_is_not_believed(change):
     assert shown(world.finish(cache.range(linearizable=True))) == below(now.states[now.revision])
 
 
-def test_progress_of_isolated_member_does_not_confirm_read():
-    world = World()
+def test_progress_of_isolated_member_does_not_confirm_read(world):
     world.write(a=b"1")
     cache = world.cache()
     world.core.holds_apply = True
@@ -293,9 +296,8 @@ def test_progress_of_isolated_member_does_not_confirm_read():
     assert world.finish(cache.get("jobs/a")).value == b"1"
 
 
-def test_another_watch_that_is_behind_does_not_hold_up_a_read():
+def test_another_watch_that_is_behind_does_not_hold_up_a_read(world):
     """Members drop the question for progress while one of the stream's watches is behind."""
-    world = World()
     world.write(a=b"1")
     cache = world.cache()
     member = world.core.calls[-1]
@@ -307,9 +309,8 @@ def test_another_watch_that_is_behind_does_not_hold_up_a_read():
 # ---- other clusters
 
 
-def test_list_and_watch_of_two_clusters_are_not_taken_for_one():
+def test_list_and_watch_of_two_clusters_are_not_taken_for_one(world):
     """The stream is down while the cluster is listed, and then leads to another cluster."""
-    world = World()
     world.write(a=b"1", b=b"1")
     world.core.refuse = StreamLost("down")
     cache = world.cache()
@@ -336,8 +337,7 @@ def test_linearizable_read_does_not_answer_for_a_revision_of_a_cluster_that_is_g
     world.scheduler.tear_down()
 
 
-def test_wait_for_a_revision_of_a_cluster_that_is_gone_fails():
-    world = World()
+def test_wait_for_a_revision_of_a_cluster_that_is_gone_fails(world):
     world.write(a=b"1")
     cache = world.cache()
     updates = world.begin(anext_of(cache.subscribe(), 2))
@@ -352,8 +352,7 @@ def test_wait_for_a_revision_of_a_cluster_that_is_gone_fails():
     assert seen == [("SNAPSHOT", 7, [("PUT", b"jobs/a")]), ("RESTORED", 8, [("DELETE", b"jobs/a"), ("PUT", b"jobs/b")])]
 
 
-def test_history_that_goes_back_under_the_same_id_is_noticed_by_a_linearizable_read():
-    world = World()
+def test_history_that_goes_back_under_the_same_id_is_noticed_by_a_linearizable_read(world):
     for number in range(5):
         world.write(a=b"%d" % number)
     cache = world.cache()
@@ -367,8 +366,7 @@ def test_history_that_goes_back_under_the_same_id_is_noticed_by_a_linearizable_r
 # ---- limits, refusals, the end
 
 
-def test_cache_that_would_be_too_large_ends_and_says_so():
-    world = World()
+def test_cache_that_would_be_too_large_ends_and_says_so(world):
     world.write(a=b"1")
     with pytest.raises(CacheTooLarge, match="would hold more than max_bytes=300: raise max_bytes"):
         world.cache(max_bytes=300)
@@ -421,8 +419,7 @@ async def anext_of(updates, count=1):
     return [await anext(updates) for _ in range(count)]
 
 
-def test_refusal_ends_the_start_and_later_only_shows():
-    world = World()
+def test_refusal_ends_the_start_and_later_only_shows(world):
     world.core.refusal = PermissionDeniedError()
     with pytest.raises(PermissionDeniedError):
         world.cache()
@@ -446,8 +443,7 @@ def test_refusal_ends_the_start_and_later_only_shows():
     assert world.finish(cache.get("jobs/a", linearizable=True)).value == b"2"
 
 
-def test_cluster_that_does_not_answer_ends_the_start_in_time():
-    world = World()
+def test_cluster_that_does_not_answer_ends_the_start_in_time(world):
     world.core.is_down = True
     with pytest.raises(CacheBehind, match="is at revision 0 and did not come to its first list within 3 s"):
         world.finish(world.kv.cache("jobs/").start(3.0))
@@ -469,16 +465,14 @@ def test_slow_subscriber_gets_a_snapshot_and_no_more_memory(monkeypatch):
     assert [update.kind for update in world.finish(anext_of(updates))] == ["EVENTS"]
 
 
-def test_subscribers_at_one_revision_share_a_snapshot():
-    world = World()
+def test_subscribers_at_one_revision_share_a_snapshot(world):
     world.write(a=b"1")
     cache = world.cache()
     first, second = (world.finish(anext_of(cache.subscribe()))[0] for _ in range(2))
     assert first is second
 
 
-def test_close_ends_waits_rounds_and_subscriptions():
-    world = World()
+def test_close_ends_waits_rounds_and_subscriptions(world):
     world.write(a=b"1")
     cache = world.cache()
     world.core.holds_apply = True
@@ -497,8 +491,7 @@ def test_close_ends_waits_rounds_and_subscriptions():
     world.finish(cache.close())
 
 
-def test_cache_is_started_once():
-    world = World()
+def test_cache_is_started_once(world):
     cache = world.kv.cache("jobs/")
     with pytest.raises(RuntimeError, match="was not started"):
         world.finish(cache.get("jobs/a"))
@@ -510,8 +503,7 @@ def test_cache_is_started_once():
 # ---- what reads return
 
 
-def test_index_leaves_out_keys_that_its_function_cannot_read(caplog):
-    world = World()
+def test_index_leaves_out_keys_that_its_function_cannot_read(world, caplog):
     world.write(a=b"1", b=b"x")
     cache = world.cache(indexes={"number": lambda item: [int(item.value)], "all": lambda item: [1, 1, "x"]})
     world.write(c=b"1", d=b"2")
@@ -537,8 +529,7 @@ RANGES = [
 
 @pytest.mark.parametrize(("args", "options", "keys", "more"), RANGES)
 @pytest.mark.parametrize("prefix", ["jobs/", "", "\xff"])
-def test_cache_ranges_match_store(args, options, keys, more, prefix):
-    world = World()
+def test_cache_ranges_match_store(world, args, options, keys, more, prefix):
     start = prefix.encode()
     world.core.write({start + key: b"1" for key in (b"a", b"ab", b"b")})
     cache = world.finish(world.kv.cache(prefix).start())
@@ -550,8 +541,7 @@ def test_cache_ranges_match_store(args, options, keys, more, prefix):
     ("args", "options"),
     [(("x",), {}), (("",), {"prefix": True}), (("jobs/a", "k"), {}), (("jobs/a", "\0"), {}), ((None, "x"), {})],
 )
-def test_reads_outside_of_the_prefix_are_refused_not_empty(args, options):
-    world = World()
+def test_reads_outside_of_the_prefix_are_refused_not_empty(world, args, options):
     cache = world.cache()
     with pytest.raises(ValueError, match=r"outside of the cache|give a key"):
         world.finish(cache.range(*args, **options))

@@ -42,6 +42,11 @@ def _short_pauses() -> Iterator[None]:
         yield
 
 
+@pytest.fixture
+def world() -> StoreWorld:
+    return StoreWorld()
+
+
 async def test_keys_between_the_parts_of_an_interval_are_neither_read_nor_kept() -> None:
     """Runs may lie below a run, between its own keys: each node of it kept what they store."""
     world, seen = StoreWorld(), list[bytes]()
@@ -152,8 +157,7 @@ def test_reflector_reports_each_change_once_and_matches_store(
     play(story())
 
 
-async def test_a_list_that_the_caller_has_read_is_not_reported_and_not_read_again() -> None:
-    world = StoreWorld()
+async def test_a_list_that_the_caller_has_read_is_not_reported_and_not_read_again(world: StoreWorld) -> None:
     world.store.txn((), (Put("run/a", b"1"),))
     control = world.control()
     observer = Observer(control)
@@ -167,8 +171,7 @@ async def test_a_list_that_the_caller_has_read_is_not_reported_and_not_read_agai
     assert world.txns == asked
 
 
-async def test_keys_put_and_deleted_before_the_watch_are_seen_from_an_old_revision() -> None:
-    world = StoreWorld()
+async def test_keys_put_and_deleted_before_the_watch_are_seen_from_an_old_revision(world: StoreWorld) -> None:
     began = world.store.revision
     for operation in (Put("run/a", b"1"), Delete("run/a"), Put("run/b", b"2")):
         world.store.txn((), (operation,))
@@ -179,8 +182,7 @@ async def test_keys_put_and_deleted_before_the_watch_are_seen_from_an_old_revisi
     assert observer.reflector.items == {}
 
 
-async def test_outage_is_waited_out_and_not_reported_as_refusal() -> None:
-    world = StoreWorld()
+async def test_outage_is_waited_out_and_not_reported_as_refusal(world: StoreWorld) -> None:
     control = world.control(seed=3, lost=0.5)
     observer = Observer(control)
     observer.reflector.start()
@@ -191,8 +193,7 @@ async def test_outage_is_waited_out_and_not_reported_as_refusal() -> None:
     assert observer.refused == []
 
 
-async def test_a_refusal_is_reported_and_the_owner_may_take_it_for_the_end() -> None:
-    world = StoreWorld()
+async def test_a_refusal_is_reported_and_the_owner_may_take_it_for_the_end(world: StoreWorld) -> None:
     control = world.control()
     observer = Observer(control)
     observer.reflector.start()
@@ -226,8 +227,7 @@ async def test_a_client_that_is_closed_ends_it() -> None:
             await asyncio.wait_for(late, 90)
 
 
-async def test_waiter_for_a_revision_learns_of_the_end_of_client_and_reflector() -> None:
-    world = StoreWorld()
+async def test_waiter_for_a_revision_learns_of_the_end_of_client_and_reflector(world: StoreWorld) -> None:
     control = world.control()
 
     async def closed(*_: Any) -> Any:
@@ -248,8 +248,9 @@ async def test_waiter_for_a_revision_learns_of_the_end_of_client_and_reflector()
     assert not observers[1].reflector.is_following
 
 
-async def test_refusal_is_logged_once_for_continuing_owners(caplog: pytest.LogCaptureFixture) -> None:
-    world = StoreWorld()
+async def test_refusal_is_logged_once_for_continuing_owners(
+    world: StoreWorld, caplog: pytest.LogCaptureFixture
+) -> None:
     control = world.control()
     reflector = Reflector(control, below(PREFIX), lambda _: None)
     reflector.start()
@@ -261,8 +262,7 @@ async def test_refusal_is_logged_once_for_continuing_owners(caplog: pytest.LogCa
     reflector.close()
 
 
-async def test_a_revision_can_be_waited_for() -> None:
-    world = StoreWorld()
+async def test_a_revision_can_be_waited_for(world: StoreWorld) -> None:
     observer = Observer(world.control())
     observer.reflector.start()
     await observer.reflector.ready()
@@ -350,9 +350,8 @@ async def test_list_that_is_too_large_for_one_answer_is_read_in_parts(
     reflector.close()
 
 
-async def test_restore_reports_only_differences() -> None:
+async def test_restore_reports_only_differences(world: StoreWorld) -> None:
     """The new cluster is at an earlier revision: its list was passed over, and changes missed until it caught up."""
-    world = StoreWorld()
     world.store.txn((), [Put("run/a", "1"), Put("run/b", "1")])
     control = world.control()
     changes: list[Event] = []
@@ -387,9 +386,8 @@ async def test_restore_reports_only_differences() -> None:
     assert [type(error) for error in ended] == [HistoryReplaced]
 
 
-async def test_list_that_began_before_the_history_was_replaced_is_asked_again() -> None:
+async def test_list_that_began_before_the_history_was_replaced_is_asked_again(world: StoreWorld) -> None:
     """Its answer, of the cluster that is gone, would be reported as the new one, and the new one as a third."""
-    world = StoreWorld()
     world.store.txn((), [Put("run/a", "1")])
     control = world.control()
     answer, cluster_id, gates = control.txn, 7, list[asyncio.Event]()

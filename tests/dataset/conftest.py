@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from raftkv.client.sync.loop import LoopThread
+from raftkv.dataset.dataset import Dataset
 from tests.dataset.world import World
 
 
@@ -20,3 +21,8 @@ def loop() -> Iterator[LoopThread]:
 @pytest.fixture
 def world(loop: LoopThread) -> World:
     return World(loop)
+
+
+@pytest.fixture
+def data(world: World) -> Dataset:
+    return world.dataset()

@@ -40,8 +40,7 @@ def test_a_second_pass_reads_nothing_from_the_store(world: World) -> None:
     assert world.watches == 1
 
 
-def test_of_a_new_version_only_what_is_new_is_read(world: World) -> None:
-    data = world.dataset()
+def test_of_a_new_version_only_what_is_new_is_read(data: Dataset, world: World) -> None:
     data.publish(entries(range(2000)), cut=SMALL)
     list(data.next_pass())
     before = len(world.chunk_reads)
@@ -147,8 +146,7 @@ def test_a_dataset_that_does_not_exist(world: World) -> None:
     data.close()
 
 
-def test_a_head_that_is_none_is_a_typed_error(world: World) -> None:
-    data = world.dataset()
+def test_a_head_that_is_none_is_a_typed_error(data: Dataset, world: World) -> None:
     data.publish(entries(range(3)))
     world.put(data.keys.head, b'{"root": 3}')
     with pytest.raises(raftkv.RaftKVError):
@@ -156,8 +154,7 @@ def test_a_head_that_is_none_is_a_typed_error(world: World) -> None:
 
 
 @pytest.mark.parametrize("hostile", [b"", b"x" * 100, zlib.compress(b"C" + bytes(10**6)), codec.seal(b"C{}\n")[1]])
-def test_a_damaged_chunk_is_a_typed_error(world: World, hostile: bytes) -> None:
-    data = world.dataset()
+def test_a_damaged_chunk_is_a_typed_error(data: Dataset, world: World, hostile: bytes) -> None:
     data.publish(entries(range(100)), cut=SMALL)
     files = data.next_pass()
     victim = files._digests[2]
@@ -168,8 +165,7 @@ def test_a_damaged_chunk_is_a_typed_error(world: World, hostile: bytes) -> None:
     assert reader.lookup(entries(range(100))[0].path) is not None  # the others can be read
 
 
-def test_an_index_that_names_other_chunks_is_refused(world: World) -> None:
-    data = world.dataset()
+def test_an_index_that_names_other_chunks_is_refused(data: Dataset, world: World) -> None:
     head = data.publish(entries(range(20)), cut=SMALL)
     raw = codec.unseal(head.root, bytes(world.store.items[data.keys.chunk(head.root).encode()].value))
     plain = json.loads(raw[1:])

@@ -18,6 +18,7 @@ from raftkv.client.records import RecordError
 from raftkv.client.sync.loop import LoopThread
 from raftkv.dataset import codec
 from raftkv.dataset import publish as publishing
+from raftkv.dataset.dataset import Dataset
 from raftkv.dataset.entry import Entry
 from raftkv.dataset.errors import ChunkCorrupted, DatasetNotFound, InvalidEntry, PublishConflict, VersionGone
 from raftkv.dataset.keys import VERSION_MAX, DatasetKeys
@@ -28,8 +29,7 @@ from tests.dataset.world import SMALL, World, entries
 from tests.spoiled import FEW, spoiled
 
 
-def test_a_version_is_read_as_it_was_published(world: World) -> None:
-    data = world.dataset()
+def test_a_version_is_read_as_it_was_published(data: Dataset, world: World) -> None:
     found = entries(range(500))
     head = data.publish(iter(found), cut=SMALL)
     files = data.next_pass()
@@ -57,8 +57,7 @@ def _stored(world: World, digest: str) -> bytes:
     return bytes(world.store.items[f"/raftkv/data/images/chunk/{digest}".encode()].value)
 
 
-def test_one_more_file_writes_a_chunk_or_two(world: World) -> None:
-    data = world.dataset()
+def test_one_more_file_writes_a_chunk_or_two(data: Dataset, world: World) -> None:
     data.publish(entries(range(2000)), cut=SMALL)
     before = len(world.keys(data.keys.chunks))
     data.publish(entries([*range(2000), 100_000 // 7]), cut=SMALL)
@@ -66,8 +65,7 @@ def test_one_more_file_writes_a_chunk_or_two(world: World) -> None:
     assert before > 200
 
 
-def test_the_same_again_is_no_version(world: World) -> None:
-    data = world.dataset()
+def test_the_same_again_is_no_version(data: Dataset) -> None:
     head = data.publish(entries(range(100)), cut=SMALL)
     assert data.publish(entries(range(100)), cut=SMALL) == head
     assert [each.version for each in data.versions()] == [1]
@@ -83,8 +81,7 @@ def test_the_same_again_is_no_version(world: World) -> None:
         ([("a", 1)], "not a raftkv.dataset.Entry"),
     ],
 )
-def test_failed_publish_leaves_the_previous_version(world: World, found: list[Any], why: str) -> None:
-    data = world.dataset()
+def test_failed_publish_leaves_the_previous_version(data: Dataset, world: World, found: list[Any], why: str) -> None:
     head = data.publish(entries(range(10)))
     with pytest.raises(InvalidEntry, match=why):
         data.publish(found)
@@ -94,8 +91,7 @@ def test_failed_publish_leaves_the_previous_version(world: World, found: list[An
     assert world.keys(data.keys.publishings) == []
 
 
-def test_an_empty_version_is_published_if_it_is_wanted(world: World) -> None:
-    data = world.dataset()
+def test_an_empty_version_is_published_if_it_is_wanted(data: Dataset) -> None:
     data.publish([], allow_empty=True)
     files = data.next_pass()
     assert list(files) == []
@@ -140,8 +136,7 @@ def test_ctrl_c_as_a_publishing_has_begun_leaves_none(world: World, monkeypatch:
     assert world.keys(data.keys.publishings) == []
 
 
-def test_a_publisher_that_was_silent_for_too_long_publishes_nothing(world: World) -> None:
-    data = world.dataset()
+def test_a_publisher_that_was_silent_for_too_long_publishes_nothing(data: Dataset, world: World) -> None:
     head = data.publish(entries(range(10)))
 
     def frozen() -> Any:
@@ -153,8 +148,9 @@ def test_a_publisher_that_was_silent_for_too_long_publishes_nothing(world: World
     assert data.next_pass().head == head
 
 
-def test_a_store_without_room_is_an_error_not_a_wait(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    data = world.dataset()
+def test_a_store_without_room_is_an_error_not_a_wait(
+    data: Dataset, world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
     execute, refused = world.store.txn, [""]
 
     def full(compares: Any, then: Any, otherwise: Any = ()) -> Any:
@@ -184,8 +180,7 @@ def test_lost_answers_publish_once(world: World) -> None:
     assert reader.at(5).head.root == reader.next_pass().head.root
 
 
-def test_versions_stay_for_their_time_and_while_they_are_pinned(world: World) -> None:
-    data = world.dataset()
+def test_versions_stay_for_their_time_and_while_they_are_pinned(data: Dataset, world: World) -> None:
     for number in range(1, 7):
         data.publish(entries(range(number * 40)), cut=SMALL, keep_s=60)
     data.pin(2, "job/a")
@@ -205,8 +200,7 @@ def test_versions_stay_for_their_time_and_while_they_are_pinned(world: World) ->
     assert len(world.keys(data.keys.chunks)) == _needed(world, data)
 
 
-def test_a_late_copy_of_unpin_takes_no_later_pin(world: World) -> None:
-    data = world.dataset()
+def test_a_late_copy_of_unpin_takes_no_later_pin(data: Dataset, world: World) -> None:
     data.publish(entries(range(10)))
     data.pin(1, "job")
     before = len(world.world.sent)
@@ -232,9 +226,8 @@ def _needed(world: World, data: Any) -> int:
     return len(needed)
 
 
-def test_record_below_the_versions_speaks_for_no_other_version(world: World) -> None:
+def test_record_below_the_versions_speaks_for_no_other_version(data: Dataset, world: World) -> None:
     """The chunks of a pinned version were collected: a planted record named another root under its number."""
-    data = world.dataset()
     found = entries(range(200))
     first = data.publish(iter(found), cut=SMALL, keep_s=0)
     data.pin(first.version, "job")
@@ -280,9 +273,8 @@ def test_nothing_is_collected_during_a_publication(world: World) -> None:
     assert list(world.dataset().next_pass()) == entries(range(100))
 
 
-def test_publisher_without_a_lease_hinders_no_collection(world: World) -> None:
+def test_publisher_without_a_lease_hinders_no_collection(data: Dataset, world: World) -> None:
     """A copy of its key, as a mirror of another cluster writes it, kept all chunks for ever."""
-    data = world.dataset()
     for last in (100, 200, 300, 400):
         data.publish(entries(range(last - 100, last)), cut=SMALL, keep_s=0)
     world.put(f"{data.keys.publishings}ghost", b"{}")
@@ -313,8 +305,7 @@ def _collect_beside(world: World, happens: Callable[[], object]) -> Collected:
     return local.loop.run(collect(control, data.keys, local.source.fetch, keep_last=1))
 
 
-def test_version_published_during_collection_stays(world: World) -> None:
-    data = world.dataset()
+def test_version_published_during_collection_stays(data: Dataset, world: World) -> None:
     data.publish(entries(range(100)), cut=SMALL, keep_s=0)
     for number in (200, 300):
         data.publish(entries(range(1000, 1000 + number)), cut=SMALL, keep_s=0)
@@ -331,8 +322,7 @@ def _sealed(found: list[Entry]) -> list[tuple[str, bytes]]:
     return [pair for each in found for pair in builder.add(each)] + list(builder.finish())
 
 
-def test_a_pin_between_a_look_and_a_deletion_holds(world: World) -> None:
-    data = world.dataset()
+def test_a_pin_between_a_look_and_a_deletion_holds(data: Dataset, world: World) -> None:
     for number in (100, 200, 300):
         data.publish(entries(range(1000 * number, 1000 * number + number)), cut=SMALL, keep_s=0)
     collected = _collect_beside(world, lambda: world.dataset().pin(1, "job"))
@@ -340,8 +330,7 @@ def test_a_pin_between_a_look_and_a_deletion_holds(world: World) -> None:
     assert len(list(world.dataset().at(1))) == 100
 
 
-def test_nothing_is_collected_below_an_index_that_cannot_be_read(world: World) -> None:
-    data = world.dataset()
+def test_nothing_is_collected_below_an_index_that_cannot_be_read(data: Dataset, world: World) -> None:
     head = data.publish(entries(range(100)), cut=SMALL)
     world.put(data.keys.chunk(head.root), b"damaged")
     before = world.keys(data.keys.chunks)

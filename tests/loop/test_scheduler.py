@@ -77,16 +77,19 @@ class Jobs:
             yield "".join(self.did)
 
 
+@pytest.fixture
+def jobs(clock: Clock) -> Jobs:
+    return Jobs(clock)
+
+
 @on_a_loop
-async def test_short_work_is_done_at_once(clock: Clock) -> None:
-    jobs = Jobs(clock)
+async def test_short_work_is_done_at_once(jobs: Jobs) -> None:
     assert jobs.start("a", 1, LONG).is_over
     assert (jobs.did, jobs.ended, len(jobs.slices)) == (["a"], ["a"], 0)
 
 
 @on_a_loop
-async def test_a_pass_has_a_bounded_time_for_all(clock: Clock) -> None:
-    jobs = Jobs(clock)
+async def test_a_pass_has_a_bounded_time_for_all(jobs: Jobs) -> None:
     for name in "abcdefgh":
         jobs.start(name, 3, 1)
     assert len(jobs.did) == 6, "3 ms are begun in one pass"
@@ -98,16 +101,14 @@ async def test_a_pass_has_a_bounded_time_for_all(clock: Clock) -> None:
 
 
 @on_a_loop
-async def test_jobs_take_turns(clock: Clock) -> None:
-    jobs = Jobs(clock)
+async def test_jobs_take_turns(jobs: Jobs) -> None:
     for name in "abc":
         jobs.start(name, 6, LONG)
     assert [did async for did in jobs.passes()][:3] == ["aabb", "ccaa", "bbcc"]
 
 
 @on_a_loop
-async def test_short_jobs_do_not_wait_for_long_ones(clock: Clock) -> None:
-    jobs = Jobs(clock)
+async def test_short_jobs_do_not_wait_for_long_ones(jobs: Jobs) -> None:
     for name in "ABCDEFGHIJ":
         jobs.start(name, 50, LONG)
     jobs.start("s", 6, 1)
@@ -115,9 +116,8 @@ async def test_short_jobs_do_not_wait_for_long_ones(clock: Clock) -> None:
 
 
 @on_a_loop
-async def test_long_jobs_go_on_in_passes_that_have_time_for_one_look(clock: Clock) -> None:
+async def test_long_jobs_go_on_in_passes_that_have_time_for_one_look(jobs: Jobs, clock: Clock) -> None:
     """The look at the empty lane of short jobs once took the time of the whole pass, for ever."""
-    jobs = Jobs(clock)
     jobs.start("a", 20, LONG)
     clock.look_s = module.TURN_S * 1.1
     for _ in range(100):
@@ -126,8 +126,7 @@ async def test_long_jobs_go_on_in_passes_that_have_time_for_one_look(clock: Cloc
 
 
 @on_a_loop
-async def test_few_long_jobs_are_begun_at_a_time(clock: Clock) -> None:
-    jobs = Jobs(clock)
+async def test_few_long_jobs_are_begun_at_a_time(jobs: Jobs) -> None:
     names = "ABCDEFGHIJ"
     for name in names:
         jobs.start(name, 9, LONG)
@@ -139,9 +138,8 @@ async def test_few_long_jobs_are_begun_at_a_time(clock: Clock) -> None:
 
 
 @on_a_loop
-async def test_a_waiting_job_is_not_overtaken_for_ever(clock: Clock) -> None:
+async def test_a_waiting_job_is_not_overtaken_for_ever(jobs: Jobs) -> None:
     """Each of eight users keeps one long read under way; the ninth came while no more could begin."""
-    jobs = Jobs(clock)
     users = [b"%d" % number for number in range(2 * LONG_ACTIVE_MAX)]
     under_way = {user: jobs.start(user.decode(), 9, LONG, identity=user) for user in users}
     ninth = jobs.start("ninth", 9, LONG, identity=b"ninth")
@@ -184,8 +182,7 @@ async def test_a_lane_goes_on_after_a_job_whose_failure_cannot_be_told(clock: Cl
 
 
 @on_a_loop
-async def test_a_cancelled_job_stops_where_it_is(clock: Clock) -> None:
-    jobs = Jobs(clock)
+async def test_a_cancelled_job_stops_where_it_is(jobs: Jobs) -> None:
     under_way, waiting = jobs.start("a", 99, LONG), None
     for _ in range(LONG_ACTIVE_MAX):
         waiting = jobs.start("w", 99, LONG)
@@ -200,8 +197,7 @@ async def test_a_cancelled_job_stops_where_it_is(clock: Clock) -> None:
 
 
 @on_a_loop
-async def test_a_job_may_cancel_itself(clock: Clock) -> None:
-    jobs = Jobs(clock)
+async def test_a_job_may_cancel_itself(jobs: Jobs, clock: Clock) -> None:
     closed = []
 
     def work() -> Work[None]:
@@ -221,8 +217,7 @@ async def test_a_job_may_cancel_itself(clock: Clock) -> None:
 
 
 @on_a_loop
-async def test_a_failure_is_told_and_ends_the_job(clock: Clock) -> None:
-    jobs = Jobs(clock)
+async def test_a_failure_is_told_and_ends_the_job(jobs: Jobs) -> None:
     errors: list[Exception] = [KeyError("now"), KeyError("later")]
     jobs.start("a", 0, 1, errors[0])
     jobs.start("b", 9, 1, errors[1])
@@ -232,9 +227,7 @@ async def test_a_failure_is_told_and_ends_the_job(clock: Clock) -> None:
 
 
 @on_a_loop
-async def test_a_coroutine_gets_the_result(clock: Clock) -> None:
-    jobs = Jobs(clock)
-
+async def test_a_coroutine_gets_the_result(jobs: Jobs, clock: Clock) -> None:
     def work(pieces: int) -> Work[int]:
         for _ in range(pieces):
             clock.now += 0.0005
@@ -303,8 +296,7 @@ def test_sorting_pauses_after_each_run() -> None:
 
 
 @pytest.mark.parametrize(("at_once", "expected"), [(True, ["aa", "aa", "a"]), (False, ["", "aa", "aa", "a"])])
-async def test_urgent_work_does_not_wait(clock: Clock, at_once: bool, expected: list[str]) -> None:
-    jobs = Jobs(clock)
+async def test_urgent_work_does_not_wait(jobs: Jobs, clock: Clock, at_once: bool, expected: list[str]) -> None:
     others = [jobs.start("s", 100, 1) for _ in range(module.SHORT_ACTIVE_MAX + 1)]
     del jobs.did[:]
 

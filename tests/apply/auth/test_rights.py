@@ -42,6 +42,11 @@ def cluster() -> AuthMachine:
     return machine
 
 
+@pytest.fixture
+def machine() -> AuthMachine:
+    return cluster()
+
+
 def compare(key: bytes, range_end: bytes = b"") -> rpc_pb2.Compare:
     return rpc_pb2.Compare(key=key, range_end=range_end, target=rpc_pb2.Compare.VERSION)
 
@@ -147,8 +152,7 @@ def test_entries_of_members_cannot_be_caused_by_users() -> None:
         assert machine.entry(kind, data, MEMBER).error is None
 
 
-def test_every_kind_has_a_rule_or_is_for_root() -> None:
-    machine = cluster()
+def test_every_kind_has_a_rule_or_is_for_root(machine: AuthMachine) -> None:
     of_members = rights.KINDS_OF_MEMBERS
     for kind in Kind:
         if kind in machine.applier.rights._rules or kind == Kind.IDENTIFIED:
@@ -160,8 +164,7 @@ def test_every_kind_has_a_rule_or_is_for_root() -> None:
             machine.applier.rights.check(kind, request, machine.caller("root"))
 
 
-def test_an_entry_checked_under_an_older_auth_revision_is_refused() -> None:
-    machine = cluster()
+def test_an_entry_checked_under_an_older_auth_revision_is_refused(machine: AuthMachine) -> None:
     caller = machine.caller("both")
     assert machine.outcome(put(b"a"), caller).error is None
     assert machine.change(role_add={"name": "unrelated"}) is None
@@ -169,8 +172,7 @@ def test_an_entry_checked_under_an_older_auth_revision_is_refused() -> None:
     assert machine.outcome(put(b"a"), "both").error is None
 
 
-def test_entry_of_deleted_administrator_is_refused_to_namesake() -> None:
-    machine = cluster()
+def test_entry_of_deleted_administrator_is_refused_to_namesake(machine: AuthMachine) -> None:
     machine.add_user("carol", "root")
     caller = machine.caller("carol")
     assert machine.change(role_add={"name": "unrelated"}) is None
@@ -244,8 +246,7 @@ def test_the_owner_of_a_lease_has_no_more_rights_than_others() -> None:
         machine.applier.rights.check_lease(machine.caller("alice"), 9, write=True)
 
 
-def test_entries_without_a_user_are_refused_while_auth_is_enabled() -> None:
-    machine = cluster()
+def test_entries_without_a_user_are_refused_while_auth_is_enabled(machine: AuthMachine) -> None:
     caller = machine.caller("none")
     assert type(machine.outcome(put(b"a"), None).error) is errors.UserEmptyError
     assert type(machine.outcome(put(b"a"), caller).error) is errors.PermissionDeniedError
@@ -254,15 +255,13 @@ def test_entries_without_a_user_are_refused_while_auth_is_enabled() -> None:
     assert machine.outcome(put(b"a"), caller).error is None
 
 
-def test_rights_come_before_alarms() -> None:
-    machine = cluster()
+def test_rights_come_before_alarms(machine: AuthMachine) -> None:
     assert machine.outcome(alarm(rpc_pb2.AlarmRequest.ACTIVATE), "root").error is None
     assert type(machine.outcome(put(b"a"), "reader").error) is errors.PermissionDeniedError
     assert type(machine.outcome(put(b"a"), "writer").error) is errors.NoSpaceError
 
 
-def test_a_spoiled_identity_is_refused_and_an_unknown_kind_stops_the_member() -> None:
-    machine = cluster()
+def test_a_spoiled_identity_is_refused_and_an_unknown_kind_stops_the_member(machine: AuthMachine) -> None:
     good = identified(machine.caller("both"), Kind.PUT, put(b"a").SerializeToString())
     for size in range(2 + 11 + len(b"both")):
         assert type(machine.applier.apply(Kind.IDENTIFIED, good[:size]).error) is errors.MalformedEntryError
@@ -332,8 +331,7 @@ def test_a_lease_of_scattered_keys_is_looked_at_in_pieces(
     assert machine.store.range(b"0", b"\0").count == (21 if is_one_foreign else 0)
 
 
-def test_reads_and_writes_outside_the_log() -> None:
-    machine = cluster()
+def test_reads_and_writes_outside_the_log(machine: AuthMachine) -> None:
     check = machine.applier.rights
     for who, may_read, may_write in (
         ("reader", True, False),
@@ -486,8 +484,7 @@ def test_the_first_key_of_a_lease_from_a_key_on_is_that_of_its_sorted_keys() -> 
         assert sorted(again.keys_unordered(each)) == sorted(table.keys_unordered(each))
 
 
-def test_only_root_and_members_change_the_members() -> None:
-    machine = cluster()
+def test_only_root_and_members_change_the_members(machine: AuthMachine) -> None:
     now = machine.applier.auth.revision
     machine.membership.bootstrap([rpc_pb2.Member(ID=1, name="m", peerURLs=["http://m1:1"])])
     added = rpc_pb2.Member(ID=2, peerURLs=["http://m2:1"])

@@ -29,6 +29,11 @@ def machine_of(is_enabled: bool) -> AuthMachine:
     return machine
 
 
+@pytest.fixture
+def machine() -> AuthMachine:
+    return machine_of(True)
+
+
 # Change, error while users are asked for (None: none), whether the revision grows; the same while they are not, if it
 # differs.
 RULES: list[tuple[dict[str, Any], type[Exception] | None, bool]] = [
@@ -143,8 +148,7 @@ def test_enabling_auth_requires_root_with_root_role() -> None:
     assert machine.applier.auth.revision == 3
 
 
-def test_a_deleted_role_is_taken_from_its_users() -> None:
-    machine = machine_of(True)
+def test_a_deleted_role_is_taken_from_its_users(machine: AuthMachine) -> None:
     assert machine.change(role_delete={"role": "r"}) is None
     assert machine.applier.auth.users[b"alice"].roles == []
     assert machine.change(role_add={"name": "r"}) is None
@@ -152,8 +156,7 @@ def test_a_deleted_role_is_taken_from_its_users() -> None:
     assert_reads_back(machine)
 
 
-def test_a_role_of_many_is_taken_from_them_in_pieces() -> None:
-    machine = machine_of(True)
+def test_a_role_of_many_is_taken_from_them_in_pieces(machine: AuthMachine) -> None:
     alice = machine.applier.auth.users[b"alice"]
     count = 3 * HOLDERS_AT_ONCE + 1
     for number in range(count - 1):
@@ -175,8 +178,7 @@ def test_a_role_of_many_is_taken_from_them_in_pieces() -> None:
     assert_reads_back(machine)
 
 
-def test_an_interval_has_one_permission_in_a_role_and_the_last_one_counts() -> None:
-    machine = machine_of(True)
+def test_an_interval_has_one_permission_in_a_role_and_the_last_one_counts(machine: AuthMachine) -> None:
     for kind, end in ((READ, b""), (READWRITE, b"b"), (WRITE, b"c"), (READ, b"b")):
         assert machine.change(role_grant_permission={"name": "r", "perm": permission(kind, b"a", end)}) is None
     role = machine.applier.auth.roles["r"]
@@ -186,8 +188,7 @@ def test_an_interval_has_one_permission_in_a_role_and_the_last_one_counts() -> N
     assert_reads_back(machine)
 
 
-def test_records_match_etcd_and_hold_creation_revision_of_users() -> None:
-    machine = machine_of(True)
+def test_records_match_etcd_and_hold_creation_revision_of_users(machine: AuthMachine) -> None:
     _, users, roles = auth_records(machine)
     assert dict(auth_records(machine)[0]) == {b"authEnabled": b"\1", b"authRevision": (8).to_bytes(8)}
     assert auth_pb2.User.FromString(dict(users)[b"alice"]) == auth_pb2.User(
@@ -198,8 +199,7 @@ def test_records_match_etcd_and_hold_creation_revision_of_users() -> None:
     )
 
 
-def test_a_record_of_etcd_may_hold_one_interval_twice() -> None:
-    machine = machine_of(True)
+def test_a_record_of_etcd_may_hold_one_interval_twice(machine: AuthMachine) -> None:
     twice = auth_pb2.Role(name=b"r", keyPermission=[permission(READ, b"a"), permission(WRITE, b"a")])
     machine.store.meta_put(schema.AUTH_ROLES, b"r", twice.SerializeToString())
     machine.applier.auth.reload()
@@ -212,8 +212,7 @@ def test_a_record_of_etcd_may_hold_one_interval_twice() -> None:
     assert_reads_back(machine)
 
 
-def test_listeners_hear_of_every_change() -> None:
-    machine = machine_of(True)
+def test_listeners_hear_of_every_change(machine: AuthMachine) -> None:
     auth = machine.applier.auth
     told: list[object] = []
     auth.on_change.append(lambda: told.append((auth.is_enabled, auth.revision)))
@@ -236,8 +235,7 @@ def test_listeners_hear_of_every_change() -> None:
     ]
 
 
-def test_a_token_is_granted_only_by_a_member_at_the_present_revision() -> None:
-    machine = machine_of(True)
+def test_a_token_is_granted_only_by_a_member_at_the_present_revision(machine: AuthMachine) -> None:
     assert machine.change(user_add={"name": "cert", "options": {"no_password": True}}) is None
     assert machine.grant_token("alice") is None
     assert machine.grant_token("nobody") is errors.AuthFailedError
@@ -250,8 +248,7 @@ def test_a_token_is_granted_only_by_a_member_at_the_present_revision() -> None:
     assert machine.grant_token("alice", who=MEMBER) is errors.AuthNotEnabledError
 
 
-def test_only_root_changes_users_after_auth_is_enabled() -> None:
-    machine = machine_of(True)
+def test_only_root_changes_users_after_auth_is_enabled(machine: AuthMachine) -> None:
     add = {"role_add": {"name": "s"}}
     assert machine.change(who="alice", **add) is errors.PermissionDeniedError
     assert machine.change(who="nobody", **add) is errors.PermissionDeniedError

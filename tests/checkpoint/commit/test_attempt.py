@@ -12,6 +12,7 @@ import pytest
 from raftkv.checkpoint.commit import attempt
 from raftkv.checkpoint.commit import attempt as attempts
 from raftkv.checkpoint.commit.attempt import Attempt
+from raftkv.checkpoint.commit.claim import Claim
 from raftkv.checkpoint.commit.manifest import NAME, Manifest
 from raftkv.checkpoint.digest import of_bytes
 from raftkv.checkpoint.errors import (
@@ -26,6 +27,7 @@ from raftkv.checkpoint.errors import (
 )
 from raftkv.checkpoint.keys import STEP_MAX, WORLD_SIZE_MAX
 from raftkv.checkpoint.records import FileRecord, Latest
+from raftkv.checkpoint.registry import Registry
 from raftkv.errors import ConfigError
 from tests.checkpoint.world import KEYS, KIND, World, files_of, prepared, saved
 
@@ -37,9 +39,8 @@ class Tensor:
         return 5
 
 
-async def test_steps_and_ranks_may_be_whole_numbers_of_any_library() -> None:
+async def test_steps_and_ranks_may_be_whole_numbers_of_any_library(registry: Registry) -> None:
     """Take a step as training counts it: it was refused, or ended as an error of JSON about what it is not."""
-    registry = World().registry()
     claim = await registry.claim()
     step, ranks = numpy.int64(5), numpy.uint8(2)
     attempt = await registry.begin(claim, step, world_size=ranks)
@@ -60,10 +61,9 @@ async def test_steps_and_ranks_may_be_whole_numbers_of_any_library() -> None:
         await attempt.prepare(0.0, files_of(0))
 
 
-async def test_a_checkpoint_exists_when_all_ranks_have_prepared_and_it_is_committed() -> None:
-    world = World()
-    registry = world.registry()
-    claim = await registry.claim()
+async def test_a_checkpoint_exists_when_all_ranks_have_prepared_and_it_is_committed(
+    claim: Claim, registry: Registry, world: World
+) -> None:
     attempt = await registry.begin(claim, 100, world_size=3, metadata={"job": "x"})
     others = [await world.registry(seed=rank).join(claim, 100) for rank in (1, 2)]
     for rank, each in enumerate([attempt, *others]):
@@ -98,9 +98,7 @@ async def test_two_attempts_never_write_to_one_directory() -> None:
     assert len(set(uris)) == 8
 
 
-async def test_a_fence_that_is_over_writes_nothing() -> None:
-    world = World()
-    registry = world.registry()
+async def test_a_fence_that_is_over_writes_nothing(registry: Registry, world: World) -> None:
     old = await registry.claim()
     attempt = await prepared(registry, old, 100, but=(1,))
     waiting = asyncio.create_task(attempt.outcome())
@@ -119,9 +117,7 @@ async def test_a_fence_that_is_over_writes_nothing() -> None:
     assert world.files == {}
 
 
-async def test_a_commit_just_before_the_end_of_the_claim_is_told_as_one() -> None:
-    world = World()
-    registry = world.registry()
+async def test_a_commit_just_before_the_end_of_the_claim_is_told_as_one(registry: Registry) -> None:
     attempt = await prepared(registry, await registry.claim(), 100)
     waiting = asyncio.create_task(attempt.outcome())
     await asyncio.sleep(0.01)
@@ -131,8 +127,7 @@ async def test_a_commit_just_before_the_end_of_the_claim_is_told_as_one() -> Non
     assert await attempt.outcome() == committed
 
 
-async def test_ranks_that_do_not_come_are_named() -> None:
-    registry = World().registry()
+async def test_ranks_that_do_not_come_are_named(registry: Registry) -> None:
     attempt = await prepared(registry, await registry.claim(), 100, ranks=4, but=(1, 3))
     with pytest.raises(RanksMissing, match=r"within 0.05 s; missing: ranks 1, 3; abort it"):
         await attempt.commit(timeout_s=0.05)
@@ -143,8 +138,7 @@ async def test_ranks_that_do_not_come_are_named() -> None:
         await registry.join(await registry.claim(), 7, timeout_s=0.01)
 
 
-async def test_waiting_for_ranks_ends_when_the_attempt_is_given_up() -> None:
-    registry = World().registry()
+async def test_waiting_for_ranks_ends_when_the_attempt_is_given_up(registry: Registry) -> None:
     attempt = await prepared(registry, await registry.claim(), 100, but=(1,))
     committing = asyncio.create_task(attempt.commit())
     await asyncio.sleep(0.01)
@@ -155,8 +149,7 @@ async def test_waiting_for_ranks_ends_when_the_attempt_is_given_up() -> None:
             await wait
 
 
-async def test_a_rank_that_comes_again_after_the_commit_is_told() -> None:
-    registry = World().registry()
+async def test_a_rank_that_comes_again_after_the_commit_is_told(registry: Registry) -> None:
     claim = await registry.claim()
     await saved(registry, claim, 100)
     with pytest.raises(CheckpointExists):
@@ -167,8 +160,7 @@ async def test_a_rank_that_comes_again_after_the_commit_is_told() -> None:
     assert (await joining).record.step == 200
 
 
-async def test_latest_never_goes_back() -> None:
-    registry = World().registry()
+async def test_latest_never_goes_back(registry: Registry) -> None:
     claim = await registry.claim()
     older, same = await prepared(registry, claim, 100), await prepared(registry, claim, 200)
     await saved(registry, claim, 200)
@@ -183,8 +175,7 @@ async def test_latest_never_goes_back() -> None:
     assert (other.step, (await registry.latest()).step) == (50, 200)
 
 
-async def test_inconsistent_ranks_are_not_committed() -> None:
-    registry = World().registry()
+async def test_inconsistent_ranks_are_not_committed(registry: Registry) -> None:
     claim = await registry.claim()
     attempt = await registry.begin(claim, 100, world_size=2)
     await attempt.prepare(0, files_of(0))
@@ -223,10 +214,9 @@ async def test_inconsistent_ranks_are_not_committed() -> None:
         {"metadata": {"x": object()}},
     ],
 )
-async def test_impossible_save_is_refused_at_the_beginning(arguments: dict[str, Any]) -> None:
-    world = World()
-    registry = world.registry()
-    claim = await registry.claim()
+async def test_impossible_save_is_refused_at_the_beginning(
+    claim: Claim, registry: Registry, world: World, arguments: dict[str, Any]
+) -> None:
     with pytest.raises(ConfigError):
         await registry.begin(claim, **{"step": 100, **arguments})
     assert world.keys(KEYS.attempts) == []
@@ -236,9 +226,9 @@ async def test_impossible_save_is_refused_at_the_beginning(arguments: dict[str, 
     "metrics", [{"": 1.0}, {"\ud800": 1.0}, {"a\nb": 1.0}, {"x" * 201: 1.0}, {"x": "1"}, {"x": True}, {"x": None},
                 {"x": object()}, {"x": 10**400}, {f"m{number}": 1.0 for number in range(61)}],
 )  # fmt: skip
-async def test_metrics_that_cannot_be_stored_are_refused_before_anything_is_written(metrics: dict[str, Any]) -> None:
-    world = World()
-    registry = world.registry()
+async def test_metrics_that_cannot_be_stored_are_refused_before_anything_is_written(
+    registry: Registry, world: World, metrics: dict[str, Any]
+) -> None:
     attempt = await prepared(registry, await registry.claim(), 100)
     with pytest.raises(ConfigError):
         await attempt.commit(metrics=metrics)
@@ -248,8 +238,7 @@ async def test_metrics_that_cannot_be_stored_are_refused_before_anything_is_writ
     }  # fmt: skip
 
 
-async def test_a_child_in_another_run_holds_its_parent() -> None:
-    world = World()
+async def test_a_child_in_another_run_holds_its_parent(world: World) -> None:
     registry, other = world.registry(), world.registry("tuned/x")
     claim, child_claim = await registry.claim(), await other.claim()
     parent = await saved(registry, claim, 100)
@@ -262,11 +251,10 @@ async def test_a_child_in_another_run_holds_its_parent() -> None:
         await orphan.commit()
 
 
-async def test_a_parent_in_the_same_run_that_was_deleted_stops_no_commit(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_parent_in_the_same_run_that_was_deleted_stops_no_commit(
+    claim: Claim, registry: Registry, world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """It is no condition; so it is none either when the first try loses against a new metric."""
-    world = World()
-    registry = world.registry()
-    claim = await registry.claim()
     first = await saved(registry, claim, 100, {"loss": 1.0})
     await saved(registry, claim, 150)
     attempt = await prepared(registry, claim, 200, parent=first.reference)
@@ -287,10 +275,7 @@ async def test_a_parent_in_the_same_run_that_was_deleted_stops_no_commit(monkeyp
     assert reads == 4
 
 
-async def test_the_summary_stays_small_for_long_metric_names() -> None:
-    world = World()
-    registry = world.registry()
-    claim = await registry.claim()
+async def test_the_summary_stays_small_for_long_metric_names(claim: Claim, registry: Registry, world: World) -> None:
     for step in range(1, 6):
         await saved(registry, claim, step, {f"{step}/{number}": float(number) for number in range(60)})
     await registry.set_metrics(3, KIND, {"3/7": -5.0})
@@ -299,9 +284,7 @@ async def test_the_summary_stays_small_for_long_metric_names() -> None:
     assert (await registry.best("4/59", "max")).step == 4
 
 
-async def test_a_thousand_ranks_are_one_commit_of_the_usual_size() -> None:
-    world = World()
-    registry = world.registry()
+async def test_a_thousand_ranks_are_one_commit_of_the_usual_size(registry: Registry, world: World) -> None:
     sizes = []
     for step, ranks in enumerate((1, 1000), 1):
         attempt = await prepared(registry, await registry.claim(), step, ranks=ranks)
@@ -312,10 +295,7 @@ async def test_a_thousand_ranks_are_one_commit_of_the_usual_size() -> None:
     assert sizes[1] - sizes[0] <= 20
 
 
-async def test_undecided_attempts_are_found_beside_foreign_keys() -> None:
-    world = World()
-    registry = world.registry()
-    claim = await registry.claim()
+async def test_undecided_attempts_are_found_beside_foreign_keys(claim: Claim, registry: Registry, world: World) -> None:
     for step in (100, 200, 300):
         await prepared(registry, claim, step, ranks=40)
     for key, value in (
@@ -329,8 +309,7 @@ async def test_undecided_attempts_are_found_beside_foreign_keys() -> None:
     assert world.txns - before <= 12
 
 
-async def test_ranks_prepare_no_more_than_the_committer_can_read() -> None:
-    registry = World().registry()
+async def test_ranks_prepare_no_more_than_the_committer_can_read(registry: Registry) -> None:
     claim = await registry.claim()
     one = files_of(0)[0]
     many = [FileRecord(f"{number:04d}.bin", 1, one.digest) for number in range(1500)]
@@ -358,9 +337,9 @@ async def test_giving_up_raises_nothing_and_ends_whether_the_cluster_answers_or_
         await away.give_up(ValueError("the cluster is away"))
 
 
-async def test_files_that_went_because_the_attempt_was_given_up_are_not_the_reason() -> None:
-    world = World()
-    registry = world.registry()
+async def test_files_that_went_because_the_attempt_was_given_up_are_not_the_reason(
+    registry: Registry, world: World
+) -> None:
     attempt = await prepared(registry, await registry.claim(), 100)
     world.lost.add(attempt.uri)
     with pytest.raises(FilesChanged):

@@ -10,6 +10,7 @@ import pytest
 
 from raftkv.checkpoint.commit.claim import Claim
 from raftkv.checkpoint.errors import FenceBroken
+from raftkv.checkpoint.registry import Registry
 from raftkv.client.control import Interval
 from raftkv.client.operations import Compare, mod_revision
 from raftkv.client.records import RecordError
@@ -42,8 +43,7 @@ class WorldFence:
         return WorldOver("the generation is over")
 
 
-async def test_all_ranks_of_a_generation_get_one_claim() -> None:
-    world = World()
+async def test_all_ranks_of_a_generation_get_one_claim(world: World) -> None:
     world.put("round", "7")
     fence = WorldFence(world.store.revision)
     ranks = [world.registry(seed=seed) for seed in range(8)]
@@ -59,8 +59,7 @@ async def test_all_ranks_of_a_generation_get_one_claim() -> None:
     assert (await ranks[0].claim_run(3, later.revision, later)).generation == 8  # it always grows
 
 
-async def test_a_claim_ends_all_before_and_can_be_handed_on() -> None:
-    registry = World().registry()
+async def test_a_claim_ends_all_before_and_can_be_handed_on(registry: Registry) -> None:
     first = await registry.claim("a")
     assert await registry.claim("a") == first
     second = await registry.claim()
@@ -71,9 +70,9 @@ async def test_a_claim_ends_all_before_and_can_be_handed_on() -> None:
     assert (await registry.claim("a")).generation == 3
 
 
-async def test_a_claim_is_over_in_a_restored_cluster_that_gives_its_revision_to_another() -> None:
-    world = World()
-    registry = world.registry()
+async def test_a_claim_is_over_in_a_restored_cluster_that_gives_its_revision_to_another(
+    registry: Registry, world: World
+) -> None:
     first = await registry.claim()
     lost = world.store.items.pop(KEYS.fence.encode())
     second = await registry.claim()
@@ -98,9 +97,8 @@ def test_a_token_that_is_none_is_refused(token: str) -> None:
 
 
 @pytest.mark.parametrize("value", [b"\xff", b'{"generation":18446744073709551615,"source":"x"}'])
-async def test_a_foreign_fence_is_named(value: bytes) -> None:
+async def test_a_foreign_fence_is_named(world: World, value: bytes) -> None:
     """A claim above the last number that can be read would be the last of the run."""
-    world = World()
     world.put(KEYS.fence, value)
     with pytest.raises(RecordError, match="not a fence record: /raftkv/checkpoint/run/job/fence"):
         await world.registry().claim()

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 
+from raftkv.checkpoint.commit.claim import Claim
 from raftkv.checkpoint.errors import AttemptOver
+from raftkv.checkpoint.registry import Registry
 from tests.checkpoint.world import KEYS, KIND, World, prepared, saved
 
 
-async def test_copies_of_everything_change_nothing_after_any_step() -> None:
-    world = World()
-    registry = world.registry()
+async def test_copies_of_everything_change_nothing_after_any_step(registry: Registry, world: World) -> None:
     first = await registry.claim("first")
     await saved(registry, first, 100, {"loss": 0.5}, ranks=3)
     await registry.set_metrics(100, KIND, {"loss": 0.25, "eval": 1.0})
@@ -30,11 +30,10 @@ async def test_copies_of_everything_change_nothing_after_any_step() -> None:
     }
 
 
-async def test_a_late_copy_of_a_beginning_brings_no_attempt_back() -> None:
+async def test_a_late_copy_of_a_beginning_brings_no_attempt_back(
+    claim: Claim, registry: Registry, world: World
+) -> None:
     """Its ranks had prepared: the next generation would commit a checkpoint whose bytes are being deleted."""
-    world = World()
-    registry = world.registry()
-    claim = await registry.claim()
     attempt = await prepared(registry, claim, 100)
     assert await attempt.abort("the disk was slow")
     world.repeat_everything()

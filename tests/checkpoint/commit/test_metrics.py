@@ -10,9 +10,11 @@ from typing import Any
 
 import pytest
 
+from raftkv.checkpoint.commit.claim import Claim
 from raftkv.checkpoint.commit.summary import checked_metrics
 from raftkv.checkpoint.errors import CheckpointNotFound
 from raftkv.checkpoint.records import Checkpoint, Extremes, Latest
+from raftkv.checkpoint.registry import Registry
 from raftkv.client.records import read
 from raftkv.errors import ConfigError
 from tests.checkpoint.world import KEYS, KIND, World, saved
@@ -51,10 +53,7 @@ async def test_index_and_summary_follow_every_metric() -> None:
         check_summary(world)
 
 
-async def test_evaluators_side_by_side_lose_nothing() -> None:
-    world = World()
-    registry = world.registry()
-    claim = await registry.claim()
+async def test_evaluators_side_by_side_lose_nothing(claim: Claim, registry: Registry, world: World) -> None:
     await saved(registry, claim, 1, {"loss": 1.0})
     evaluators = [world.registry(seed=seed, lost=0.0) for seed in range(6)]
     await asyncio.gather(
@@ -77,11 +76,8 @@ def test_numbers_of_other_libraries_are_numbers() -> None:
     assert checked_metrics({"a": Scalar(), "b": 1, "c": 2**70}, 1) == {"a": 0.25, "b": 1, "c": 2.0**70}
 
 
-async def test_records_are_json_for_every_program() -> None:
+async def test_records_are_json_for_every_program(claim: Claim, registry: Registry, world: World) -> None:
     """JSON has no NaN and no infinity: such a number is the text that names it."""
-    world = World()
-    registry = world.registry()
-    claim = await registry.claim()
     metrics = {"a": math.nan, "b": math.inf, "c": -math.inf, "d": 1.0}
     await saved(registry, claim, 1, metrics)
 
@@ -99,9 +95,7 @@ async def test_records_are_json_for_every_program() -> None:
         await registry.best("a")
 
 
-async def test_a_checkpoint_that_is_not_there_gets_no_metrics() -> None:
-    world = World()
-    registry = world.registry()
+async def test_a_checkpoint_that_is_not_there_gets_no_metrics(registry: Registry, world: World) -> None:
     with pytest.raises(CheckpointNotFound, match="run 'job' has no checkpoint of step 7 of kind files"):
         await registry.set_metrics(7, KIND, {"loss": 1.0})
     await saved(registry, await registry.claim(), 7, {f"m{number}": 1.0 for number in range(60)})

@@ -7,18 +7,18 @@ from dataclasses import replace
 
 import pytest
 
+from raftkv.checkpoint.commit.claim import Claim
 from raftkv.checkpoint.commit.summary import Measured
 from raftkv.checkpoint.errors import FenceBroken
 from raftkv.checkpoint.keys import MEMORY, AttemptId
 from raftkv.checkpoint.records import CopyRecord
+from raftkv.checkpoint.registry import Registry
 from raftkv.checkpoint.retention.ownership import ADOPTED, KEPT
 from raftkv.errors import ConfigError
 from tests.checkpoint.world import KEYS, KIND, World, files_of, prepared, saved
 
 
-async def test_takeover_commits_prepared_attempts_and_aborts_the_rest() -> None:
-    world = World()
-    registry = world.registry()
+async def test_takeover_commits_prepared_attempts_and_aborts_the_rest(registry: Registry, world: World) -> None:
     old = await registry.claim()
     await prepared(registry, old, 300, ranks=3, but=(2,))
     whole = await prepared(registry, old, 200, ranks=3)
@@ -55,9 +55,7 @@ async def test_ranks_that_all_take_over_agree() -> None:
         assert (await registry.latest()).step == 100
 
 
-async def test_uncommittable_attempt_is_aborted_with_its_reason() -> None:
-    world = World()
-    registry = world.registry()
+async def test_uncommittable_attempt_is_aborted_with_its_reason(registry: Registry, world: World) -> None:
     old = await registry.claim()
     await prepared(registry, old, 100)
     await prepared(registry, old, 150)
@@ -83,10 +81,10 @@ async def test_uncommittable_attempt_is_aborted_with_its_reason() -> None:
 
 
 @pytest.mark.parametrize("why", ["metrics", "files"])
-async def test_attempt_in_memory_that_cannot_be_committed_stops_no_later_generation(why: str) -> None:
+async def test_attempt_in_memory_that_cannot_be_committed_stops_no_later_generation(
+    registry: Registry, world: World, why: str
+) -> None:
     """Every later generation failed to take it over, so the run never went on."""
-    world = World()
-    registry = world.registry()
     ranks = 1 if why == "metrics" else 6
     attempt = await registry.begin(await registry.claim(), 100, world_size=ranks, kind=MEMORY)
     for rank in range(ranks):
@@ -103,8 +101,7 @@ async def test_attempt_in_memory_that_cannot_be_committed_stops_no_later_generat
     assert await registry.take_over(claim) == []
 
 
-async def test_the_world_may_change_its_size_between_generations() -> None:
-    registry = World().registry()
+async def test_the_world_may_change_its_size_between_generations(registry: Registry) -> None:
     old = await registry.claim()
     await prepared(registry, old, 100, ranks=5)
     new = await registry.claim()
@@ -114,10 +111,8 @@ async def test_the_world_may_change_its_size_between_generations() -> None:
     assert (await saved(registry, new, 200, ranks=2)).world_size == 2
 
 
-async def test_a_coordinator_that_slept_through_the_takeover_hears_that_its_claim_is_over() -> None:
+async def test_a_coordinator_that_slept_through_the_takeover_hears_that_its_claim_is_over(registry: Registry) -> None:
     """Not that its attempt was given up: the later claim has committed it."""
-    world = World()
-    registry = world.registry()
     attempt = await prepared(registry, await registry.claim(), 100)
     assert len(await attempt.prepared()) == 2
     await registry.take_over(await registry.claim())
@@ -125,10 +120,10 @@ async def test_a_coordinator_that_slept_through_the_takeover_hears_that_its_clai
         await attempt.prepared()
 
 
-async def test_attempt_with_a_foreign_directory_is_neither_joined_nor_committed() -> None:
+async def test_attempt_with_a_foreign_directory_is_neither_joined_nor_committed(
+    registry: Registry, world: World
+) -> None:
     """A key of the run says where its bytes lie: no manifest, and no file of a rank, is written outside its place."""
-    world = World()
-    registry = world.registry()
     old = await registry.claim()
     attempt = await prepared(registry, old, 100, ranks=1)
     head = KEYS.attempt(KIND, attempt.record.id).head
@@ -144,9 +139,9 @@ async def test_attempt_with_a_foreign_directory_is_neither_joined_nor_committed(
     assert "does not lie below memory://job" in taken.reason
 
 
-async def test_adoption_that_a_takeover_gives_up_says_to_adopt_the_directory_again() -> None:
-    world = World()
-    registry = world.registry()
+async def test_adoption_that_a_takeover_gives_up_says_to_adopt_the_directory_again(
+    registry: Registry, world: World
+) -> None:
     attempt = await prepared(registry, await registry.claim(), 100, ranks=1, metadata={ADOPTED: KEPT})
     world.put(KEYS.attempt(KIND, attempt.record.id).head, replace(attempt.record, uri="memory://old/step-100").encode())
     (taken,) = await registry.take_over(await registry.claim())
@@ -155,10 +150,9 @@ async def test_adoption_that_a_takeover_gives_up_says_to_adopt_the_directory_aga
     assert "adopt the directory again" in taken.reason
 
 
-async def test_registry_without_a_place_writes_nowhere_that_a_record_names() -> None:
-    world = World()
-    registry = world.registry()
-    claim = await registry.claim()
+async def test_registry_without_a_place_writes_nowhere_that_a_record_names(
+    claim: Claim, registry: Registry, world: World
+) -> None:
     await prepared(registry, claim, 100)
     nowhere = world.registry(uri="")
     with pytest.raises(ConfigError, match="this registry has no place"):
@@ -167,10 +161,8 @@ async def test_registry_without_a_place_writes_nowhere_that_a_record_names() -> 
     assert (taken.checkpoint, world.files) == (None, {})
 
 
-async def test_metrics_of_a_prepared_attempt_survive_its_coordinator() -> None:
+async def test_metrics_of_a_prepared_attempt_survive_its_coordinator(registry: Registry) -> None:
     """The best model stays the best when its coordinator dies between the last prepare and the commit."""
-    world = World()
-    registry = world.registry()
     old = await registry.claim()
     await saved(registry, old, 100, {"loss": 0.5})
     attempt = await registry.begin(old, 200, world_size=2)
@@ -185,8 +177,7 @@ async def test_metrics_of_a_prepared_attempt_survive_its_coordinator() -> None:
     assert (await registry.best("loss")).step == 200
 
 
-async def test_metrics_of_the_commit_replace_those_that_were_prepared() -> None:
-    registry = World().registry()
+async def test_metrics_of_the_commit_replace_those_that_were_prepared(registry: Registry) -> None:
     claim = await registry.claim()
     attempt = await registry.begin(claim, 100)
     await attempt.prepare(0, files_of(0), metrics={"loss": 0.5, "lr": 0.1})

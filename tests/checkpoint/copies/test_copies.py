@@ -122,9 +122,7 @@ async def settled(world: World, *parts: str) -> list[str]:
 # ---- the catalogue
 
 
-async def test_copies_come_nearest_first_and_shared_storage_last() -> None:
-    world = World()
-    registry = world.registry()
+async def test_copies_come_nearest_first_and_shared_storage_last(registry: Registry, world: World) -> None:
     attempt = await prepared(registry, await registry.claim(), 100)
     async with nodes(world, "a@row1/rack1", "b@row1/rack2", "c@row2/rack9", "d@row1/rack1") as holders:
         for holder in holders:
@@ -137,10 +135,9 @@ async def test_copies_come_nearest_first_and_shared_storage_last() -> None:
         assert found[-1].uri == checkpoint.uri
 
 
-async def test_copies_of_another_attempt_at_the_step_are_left_out() -> None:
-    world = World()
-    registry = world.registry()
-    claim = await registry.claim()
+async def test_copies_of_another_attempt_at_the_step_are_left_out(
+    claim: Claim, registry: Registry, world: World
+) -> None:
     async with nodes(world, "a") as (holder,):
         given_up = await registry.begin(claim, 100, kind=MEMORY)
         await give(holder, given_up, 0, b"torn" * 100)
@@ -163,9 +160,9 @@ def test_nodes_of_other_failure_domains_come_first() -> None:
     assert [each.holder for each in choose(ring, "", Spot("elsewhere", "r1"))] == ["c", "e", "a", "b", "d"]
 
 
-async def test_what_ends_with_its_lease_is_no_copy_and_a_living_holder_announces_it_again() -> None:
-    world = World()
-    registry = world.registry()
+async def test_what_ends_with_its_lease_is_no_copy_and_a_living_holder_announces_it_again(
+    registry: Registry, world: World
+) -> None:
     controls = [Telling(world, random.Random(seed), 0.0) for seed in range(2)]
     async with nodes(world, "a", "b", controls=controls) as holders:
         checkpoint = await kept(registry, await registry.claim(), 10, holders)
@@ -184,19 +181,17 @@ async def test_what_ends_with_its_lease_is_no_copy_and_a_living_holder_announces
 # ---- commits in memory
 
 
-async def test_holder_without_a_lease_is_none() -> None:
+async def test_holder_without_a_lease_is_none(world: World) -> None:
     """A copy of its key, as a mirror of another cluster writes it, cost every save a connection that never came."""
-    world = World()
     async with nodes(world, "a") as (holder,):
         ghost = replace(holder.shelf.record, holder="ghost")
         world.put(KEYS.holder("ghost"), ghost.encode())
         assert [found.holder for found in await world.registry().holders()] == ["node-a"]
 
 
-async def test_a_commit_in_memory_replaces_the_one_before_and_is_no_latest() -> None:
-    world = World()
-    registry = world.registry()
-    claim = await registry.claim()
+async def test_a_commit_in_memory_replaces_the_one_before_and_is_no_latest(
+    claim: Claim, registry: Registry, world: World
+) -> None:
     durable = await saved(registry, claim, 5, {"loss": 1.0})
     async with nodes(world, "a") as holders:
         commits = registry.watch(start_revision=1)
@@ -224,10 +219,9 @@ async def test_a_commit_in_memory_replaces_the_one_before_and_is_no_latest() -> 
         assert await registry.latest(MEMORY) == last
 
 
-async def test_what_is_replaced_by_the_next_has_no_metrics_pins_tags_and_children() -> None:
-    world = World()
-    registry = world.registry()
-    claim = await registry.claim()
+async def test_what_is_replaced_by_the_next_has_no_metrics_pins_tags_and_children(
+    claim: Claim, registry: Registry, world: World
+) -> None:
     async with nodes(world, "a") as holders:
         checkpoint = await kept(registry, claim, 10, holders)
         attempt = await registry.begin(claim, 20, kind=MEMORY)
@@ -244,10 +238,7 @@ async def test_what_is_replaced_by_the_next_has_no_metrics_pins_tags_and_childre
                 await refused
 
 
-async def test_a_file_that_is_in_no_memory_is_not_committed() -> None:
-    world = World()
-    registry = world.registry()
-    claim = await registry.claim()
+async def test_a_file_that_is_in_no_memory_is_not_committed(claim: Claim, registry: Registry, world: World) -> None:
     async with nodes(world, "a") as (holder,):
         before = await kept(registry, claim, 10, [holder])
         attempt = await registry.begin(claim, 20, kind=MEMORY, world_size=2)
@@ -265,9 +256,7 @@ async def test_a_file_that_is_in_no_memory_is_not_committed() -> None:
         assert bytes(await registry.fetch(before, "rank-1")) == bytes_of(1, 10)
 
 
-async def test_after_a_loss_earlier_steps_are_saved_again() -> None:
-    world = World()
-    registry = world.registry()
+async def test_after_a_loss_earlier_steps_are_saved_again(registry: Registry, world: World) -> None:
     async with nodes(world, "a") as holders:
         await kept(registry, await registry.claim(), 50, holders)
         claim = await registry.claim()
@@ -279,10 +268,9 @@ async def test_after_a_loss_earlier_steps_are_saved_again() -> None:
         assert bytes(await registry.fetch(await registry.at(20, MEMORY), "rank-1")) == bytes_of(1, 20)
 
 
-async def test_a_forgotten_step_is_saved_again_in_the_same_generation() -> None:
-    world = World()
-    registry = world.registry()
-    claim = await registry.claim()
+async def test_a_forgotten_step_is_saved_again_in_the_same_generation(
+    claim: Claim, registry: Registry, world: World
+) -> None:
     async with nodes(world, "a") as holders:
         await kept(registry, claim, 10, holders)
         await registry.forget_memory(claim)
@@ -292,8 +280,7 @@ async def test_a_forgotten_step_is_saved_again_in_the_same_generation() -> None:
         assert bytes(await registry.fetch(again, "rank-0")) == bytes_of(0, 10)
 
 
-async def test_copies_stay_in_a_restored_cluster_whose_revisions_begin_again_below_a_loss() -> None:
-    world = World()
+async def test_copies_stay_in_a_restored_cluster_whose_revisions_begin_again_below_a_loss(world: World) -> None:
     registry, control = world.registry(), world.control()
     claim = await registry.claim()
     async with nodes(world, "a", controls=[control]) as holders:
@@ -314,9 +301,7 @@ async def test_copies_stay_in_a_restored_cluster_whose_revisions_begin_again_bel
 # ---- reading
 
 
-async def test_a_copy_with_another_digest_is_passed_over(tmp_path: Path) -> None:
-    world = World()
-    registry = world.registry()
+async def test_a_copy_with_another_digest_is_passed_over(registry: Registry, world: World, tmp_path: Path) -> None:
     async with nodes(world, "a", "b") as holders:
         checkpoint = await kept(registry, await registry.claim(), 10, holders)
         for held in holders[0].shelf.held.values():
@@ -328,9 +313,7 @@ async def test_a_copy_with_another_digest_is_passed_over(tmp_path: Path) -> None
             await registry.fetch(checkpoint, "rank-0", to="a")
 
 
-async def test_a_reader_told_of_one_attempt_reads_no_other() -> None:
-    world = World()
-    registry = world.registry()
+async def test_a_reader_told_of_one_attempt_reads_no_other(registry: Registry, world: World) -> None:
     async with nodes(world, "a") as holders:
         checkpoint = await kept(registry, await registry.claim(), 10, holders)
         claim = await registry.claim()
@@ -372,9 +355,7 @@ class Stranger:
         struct.pack(">4sI", b"RKC1", 4000) + b"[" * 4000,
     ],
 )
-async def test_a_hostile_holder_costs_a_reader_its_try_alone(answer: bytes) -> None:
-    world = World()
-    registry = world.registry()
+async def test_a_hostile_holder_costs_a_reader_its_try_alone(registry: Registry, world: World, answer: bytes) -> None:
     stranger = Stranger(answer)
     async with nodes(world, "b") as holders:
         checkpoint = await kept(registry, await registry.claim(), 10, holders)
@@ -434,9 +415,9 @@ GOOD = CopyRecord(
         {"size_bytes": -1}, {"tier": "ftp"}, {"step": -1}, {"generation": 2}, {"holder": "b"}, {"kind": "files"},
     ],
 )  # fmt: skip
-async def test_a_record_that_is_not_of_its_key_is_no_copy(changed: dict[str, Any]) -> None:
-    world = World()
-    registry = world.registry()
+async def test_a_record_that_is_not_of_its_key_is_no_copy(
+    registry: Registry, world: World, changed: dict[str, Any]
+) -> None:
     async with nodes(world, "z") as holders:
         checkpoint = await kept(registry, await registry.claim(), 10, holders, ranks=1)
         good = replace(GOOD, generation=checkpoint.generation, number=checkpoint.number)
@@ -447,10 +428,8 @@ async def test_a_record_that_is_not_of_its_key_is_no_copy(changed: dict[str, Any
         assert len(await registry.nearest(10, "rank-0")) == 1
 
 
-async def test_copy_of_a_key_without_a_lease_does_not_count() -> None:
+async def test_copy_of_a_key_without_a_lease_does_not_count(registry: Registry, world: World) -> None:
     """A mirror of a cluster has the keys of its holders for ever: all copies seemed to be there."""
-    world = World()
-    registry = world.registry()
     async with nodes(world, "z") as holders:
         checkpoint = await kept(registry, await registry.claim(), 10, holders, ranks=1)
         (copy,) = await registry.nearest(10, "rank-0")
@@ -460,9 +439,9 @@ async def test_copy_of_a_key_without_a_lease_does_not_count() -> None:
     assert not await registry.has_all_copies(checkpoint)
 
 
-async def test_a_list_of_files_that_was_not_committed_makes_no_reader_allocate(monkeypatch: pytest.MonkeyPatch) -> None:
-    world = World()
-    registry = world.registry()
+async def test_a_list_of_files_that_was_not_committed_makes_no_reader_allocate(
+    registry: Registry, world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
     taken: list[int] = []
     memory_of = transfer.memory_of
     monkeypatch.setattr(transfer, "memory_of", lambda size: taken.append(size) or memory_of(min(size, SIZE)))
@@ -482,8 +461,7 @@ async def test_a_list_of_files_that_was_not_committed_makes_no_reader_allocate(m
 # ---- the holder's protocol
 
 
-async def test_without_the_token_a_holder_says_nothing_and_takes_no_room() -> None:
-    world = World()
+async def test_without_the_token_a_holder_says_nothing_and_takes_no_room(world: World) -> None:
     async with nodes(world, "a") as (holder,):
         record = replace(holder.shelf.record, token="1" * 64)
         attempt = await world.registry().begin(await world.registry().claim(), 10, kind=MEMORY)
@@ -499,11 +477,10 @@ async def test_without_the_token_a_holder_says_nothing_and_takes_no_room() -> No
         assert holder.shelf.used_bytes == 0
 
 
-async def test_a_reader_of_the_token_hands_over_nothing_and_drops_nothing() -> None:
+async def test_a_reader_of_the_token_hands_over_nothing_and_drops_nothing(
+    claim: Claim, registry: Registry, world: World
+) -> None:
     """Who may read the keys of a run reads the token, which was the right to fill a node's memory and the catalogue."""
-    world = World()
-    registry = world.registry()
-    claim = await registry.claim()
     data = bytes_of(0, 20)
     async with nodes(world, "a", limit_bytes=2 * len(data)) as (holder,):
         committed = await kept(registry, claim, 10, [holder], ranks=1)
@@ -544,8 +521,7 @@ async def test_readers_that_read_nothing_keep_no_sender_out(monkeypatch: pytest.
             await give(holder, attempt, 1, b"x")
 
 
-async def test_strangers_that_hold_every_connection_keep_no_sender_out() -> None:
-    world = World()
+async def test_strangers_that_hold_every_connection_keep_no_sender_out(world: World) -> None:
     async with nodes(world, "a") as (holder,):
         attempt = await world.registry().begin(await world.registry().claim(), 10, kind=MEMORY)
         host, _, port = holder.shelf.record.address.rpartition(":")
@@ -565,9 +541,7 @@ def _talk(address: str, sent: bytes) -> bytes:
             return b""
 
 
-async def test_bytes_with_another_digest_are_not_taken() -> None:
-    world = World()
-    registry = world.registry()
+async def test_bytes_with_another_digest_are_not_taken(registry: Registry, world: World) -> None:
     async with nodes(world, "a") as (holder,):
         attempt = await registry.begin(await registry.claim(), 10, kind=MEMORY)
         with pytest.raises(StorageError, match="do not match their digest"):
@@ -650,10 +624,9 @@ async def test_room_that_the_machine_does_not_have_is_not_counted_as_taken(monke
         await give(holder, attempt, 0, bytes_of(0, 10))
 
 
-async def test_what_does_not_fit_is_refused_and_left_over_attempts_make_room() -> None:
-    world = World()
-    registry = world.registry()
-    claim = await registry.claim()
+async def test_what_does_not_fit_is_refused_and_left_over_attempts_make_room(
+    claim: Claim, registry: Registry, world: World
+) -> None:
     data = bytes_of(0, 20)
     async with nodes(world, "a", limit_bytes=2 * len(data)) as (holder,):
         await kept(registry, claim, 10, [holder], ranks=1)
@@ -669,9 +642,7 @@ async def test_what_does_not_fit_is_refused_and_left_over_attempts_make_room() -
         assert holder.shelf.used_bytes <= 2 * len(data)
 
 
-async def test_the_same_bytes_of_many_ranks_are_kept_once() -> None:
-    world = World()
-    registry = world.registry()
+async def test_the_same_bytes_of_many_ranks_are_kept_once(registry: Registry, world: World) -> None:
     async with nodes(world, "a") as (holder,):
         attempt = await registry.begin(await registry.claim(), 10, kind=MEMORY, world_size=3)
         for rank in range(3):
@@ -682,9 +653,7 @@ async def test_the_same_bytes_of_many_ranks_are_kept_once() -> None:
         assert bytes(await registry.fetch(checkpoint, "rank-2")) == bytes_of(0, 10)
 
 
-async def test_a_killed_holder_costs_a_sender_its_try_alone() -> None:
-    world = World()
-    registry = world.registry()
+async def test_a_killed_holder_costs_a_sender_its_try_alone(registry: Registry, world: World) -> None:
     async with nodes(world, "a", "b") as (first, second):
         attempt = await registry.begin(await registry.claim(), 10, kind=MEMORY)
         await first.close()
@@ -700,8 +669,7 @@ def write(uri: str, name: str, data: bytes) -> Path:
     return path
 
 
-async def test_a_copy_of_a_durable_file_is_read_from_memory_and_else_from_storage(tmp_path: Path) -> None:
-    world = World()
+async def test_a_copy_of_a_durable_file_is_read_from_memory_and_else_from_storage(world: World, tmp_path: Path) -> None:
     registry = world.registry(uri=str(tmp_path))
     attempt = await registry.begin(await registry.claim(), 10)
     data = bytes_of(0, 10)

@@ -6,7 +6,9 @@ import asyncio
 
 import pytest
 
+from raftkv.checkpoint.commit.claim import Claim
 from raftkv.checkpoint.find import Bests
+from raftkv.checkpoint.registry import Registry
 from raftkv.errors import CompactedError, ConfigError
 from tests.checkpoint.world import KIND, World, saved
 
@@ -26,10 +28,7 @@ async def is_quiet(bests: Bests) -> bool:
 
 
 @pytest.mark.parametrize("trouble", ["none", "lost watch"])
-async def test_each_other_best_comes_once(trouble: str) -> None:
-    world = World()
-    registry = world.registry()
-    claim = await registry.claim()
+async def test_each_other_best_comes_once(claim: Claim, registry: Registry, world: World, trouble: str) -> None:
     low, high = registry.watch_best("loss"), registry.watch_best("loss", "max", kind=KIND)
     assert await is_quiet(low)
     await saved(registry, claim, 1, {"loss": 0.5})
@@ -57,12 +56,9 @@ async def test_each_other_best_comes_once(trouble: str) -> None:
 
 
 async def test_a_best_whose_reader_gave_up_while_it_was_looked_up_comes_to_the_next(
-    monkeypatch: pytest.MonkeyPatch,
+    claim: Claim, registry: Registry, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Give up as a reader with a time limit does while the cluster elects."""
-    world = World()
-    registry = world.registry()
-    claim = await registry.claim()
     bests = registry.watch_best("loss")
     assert await is_quiet(bests)
     look_up, asked = bests._lookup.best, asyncio.Event()

@@ -7,7 +7,9 @@ from typing import Any
 
 import pytest
 
+from raftkv.checkpoint.commit.claim import Claim
 from raftkv.checkpoint.find import Commits
+from raftkv.checkpoint.registry import Registry
 from raftkv.client.errors import CLIENT_CLOSED, WatchCanceled
 from raftkv.errors import CompactedError
 from tests.checkpoint.world import KEYS, KIND, World, saved
@@ -22,10 +24,9 @@ async def told(commits: Commits, count: int) -> list[int]:
 
 
 @pytest.mark.parametrize("trouble", ["none", "compaction", "lost watch"])
-async def test_every_commit_is_told_once_and_in_order(trouble: str) -> None:
-    world = World()
-    registry = world.registry()
-    claim = await registry.claim()
+async def test_every_commit_is_told_once_and_in_order(
+    claim: Claim, registry: Registry, world: World, trouble: str
+) -> None:
     await saved(registry, claim, 1)
     everything, news = registry.watch(start_revision=1), registry.watch()
     await news.ready()
@@ -50,10 +51,9 @@ async def test_every_commit_is_told_once_and_in_order(trouble: str) -> None:
     assert not world.store.on_commit
 
 
-async def test_a_commit_and_a_metric_that_come_together_are_one_commit() -> None:
-    world = World()
-    registry = world.registry()
-    claim = await registry.claim()
+async def test_a_commit_and_a_metric_that_come_together_are_one_commit(
+    claim: Claim, registry: Registry, world: World
+) -> None:
     commits = registry.watch(start_revision=world.store.revision + 1)
     await commits.ready()
     await saved(registry, claim, 1)
@@ -66,10 +66,7 @@ async def test_a_commit_and_a_metric_that_come_together_are_one_commit() -> None
     commits.cancel()
 
 
-async def test_an_unreadable_record_ends_no_watch() -> None:
-    world = World()
-    registry = world.registry()
-    claim = await registry.claim()
+async def test_an_unreadable_record_ends_no_watch(claim: Claim, registry: Registry, world: World) -> None:
     commits = registry.watch(start_revision=1)
     world.put(KEYS.record(KIND, 7), b"?")
     await saved(registry, claim, 1)
@@ -82,10 +79,7 @@ async def test_an_unreadable_record_ends_no_watch() -> None:
         each.cancel()
 
 
-async def test_a_watcher_keeps_no_copy_of_the_records() -> None:
-    world = World()
-    registry = world.registry()
-    claim = await registry.claim()
+async def test_a_watcher_keeps_no_copy_of_the_records(claim: Claim, registry: Registry) -> None:
     commits = registry.watch(start_revision=1)
     for step in range(1, 20):
         await saved(registry, claim, step)
@@ -94,10 +88,9 @@ async def test_a_watcher_keeps_no_copy_of_the_records() -> None:
     commits.cancel()
 
 
-async def test_following_what_is_new_does_not_read_what_is_there() -> None:
-    world = World()
-    registry = world.registry()
-    claim = await registry.claim()
+async def test_following_what_is_new_does_not_read_what_is_there(
+    claim: Claim, registry: Registry, world: World
+) -> None:
     for step in range(1, 20):
         await saved(registry, claim, step)
     commits = registry.watch()

@@ -10,10 +10,12 @@ from itertools import permutations
 import pytest
 
 from raftkv.checkpoint import find as lookup_module
+from raftkv.checkpoint.commit.claim import Claim
 from raftkv.checkpoint.errors import CheckpointNotFound
 from raftkv.checkpoint.find import MAX, MIN
 from raftkv.checkpoint.keys import RegistryKeys
 from raftkv.checkpoint.records import Extremes, Latest, Reference
+from raftkv.checkpoint.registry import Registry
 from raftkv.checkpoint.retention.collector import load
 from raftkv.client import paging as paging_module
 from raftkv.client.errors import UnknownStatus
@@ -24,10 +26,7 @@ from raftkv.rpc.server.budget import CONNECTION_FULL
 from tests.checkpoint.world import KEYS, KIND, World, saved
 
 
-async def test_latest_by_kind_step_and_tag() -> None:
-    world = World()
-    registry = world.registry()
-    claim = await registry.claim()
+async def test_latest_by_kind_step_and_tag(claim: Claim, registry: Registry, world: World) -> None:
     for kind, steps in (("dcp", (100, 300)), ("safetensors", (200, 300))):
         for step in steps:
             await saved(registry, claim, step, kind=kind)
@@ -43,10 +42,7 @@ async def test_latest_by_kind_step_and_tag() -> None:
         await world.registry("other").latest()
 
 
-async def test_the_clock_does_not_decide_which_is_the_latest() -> None:
-    world = World()
-    registry = world.registry()
-    claim = await registry.claim()
+async def test_the_clock_does_not_decide_which_is_the_latest(claim: Claim, registry: Registry, world: World) -> None:
     await saved(registry, claim, 100, kind="dcp")
     world.time_s = 1.0
     await saved(registry, claim, 200, kind="dcp")
@@ -81,11 +77,10 @@ async def test_many_are_found_a_page_at_a_time(monkeypatch: pytest.MonkeyPatch) 
     assert [each.run_id for each in await registry.lookup.best_of_all("loss", MIN, count=2)] == ["run/19", "run/18"]
 
 
-async def test_records_that_are_too_large_for_one_answer_are_read_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_records_that_are_too_large_for_one_answer_are_read_in_parts(
+    claim: Claim, registry: Registry, world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A list of 500 records of 1.1 MB is more than a member sends: it was asked for again for ever."""
-    world = World()
-    registry = world.registry()
-    claim = await registry.claim()
     first = await saved(registry, claim, 1)
     for step in range(2, 301):
         world.put(KEYS.record(KIND, step), replace(first, step=step).encode())
@@ -106,10 +101,9 @@ async def test_records_that_are_too_large_for_one_answer_are_read_in_parts(monke
     assert len(state.kinds[KIND].records) == 300
 
 
-async def test_more_than_a_txn_may_hold_is_read_in_several(monkeypatch: pytest.MonkeyPatch) -> None:
-    world = World()
-    registry = world.registry()
-    claim = await registry.claim()
+async def test_more_than_a_txn_may_hold_is_read_in_several(
+    claim: Claim, registry: Registry, world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
     first = await saved(registry, claim, 1, {"loss": 1.0})
     for step in range(2, 251):
         world.put(KEYS.record(KIND, step), replace(first, step=step).encode())
@@ -124,10 +118,7 @@ async def test_more_than_a_txn_may_hold_is_read_in_several(monkeypatch: pytest.M
     assert len(await registry.lookup.best("job", "loss", MIN, count=250)) == 250
 
 
-async def test_deletion_between_two_reads_hides_nothing_else() -> None:
-    world = World()
-    registry = world.registry()
-    claim = await registry.claim()
+async def test_deletion_between_two_reads_hides_nothing_else(claim: Claim, registry: Registry, world: World) -> None:
     for step in range(1, 6):
         await saved(registry, claim, step, {"loss": float(step)})
     for step in (1, 2):
@@ -138,10 +129,7 @@ async def test_deletion_between_two_reads_hides_nothing_else() -> None:
     assert [each.step for each in await registry.lookup.best_of_all("loss", MIN, count=9)] == [3, 9]
 
 
-async def test_best_is_decided_by_records_and_not_by_the_index() -> None:
-    world = World()
-    registry = world.registry()
-    claim = await registry.claim()
+async def test_best_is_decided_by_records_and_not_by_the_index(claim: Claim, registry: Registry, world: World) -> None:
     for step in (1, 2, 3):
         await saved(registry, claim, step, {"loss": float(step), "error": float(step)})
     for value, step in ((0.0, 3), (9.0, 1)):  # an index of a moment ago, or forged
@@ -175,8 +163,7 @@ async def test_run_whose_summary_says_nan_changes_no_order_of_the_others(forger:
         assert summary.best["loss"].max_value == 0.5
 
 
-async def test_best_of_all_runs_has_the_metric_in_its_record() -> None:
-    world = World()
+async def test_best_of_all_runs_has_the_metric_in_its_record(world: World) -> None:
     for run_id, loss in (("a", 0.0), ("b", 1.0), ("c", 2.0)):
         registry = world.registry(run_id)
         await saved(registry, await registry.claim(), 1, {"loss": loss})
@@ -187,10 +174,9 @@ async def test_best_of_all_runs_has_the_metric_in_its_record() -> None:
         assert (await forged.lookup.best_of_all("loss", MIN))[0].run_id == "b"
 
 
-async def test_index_of_a_metric_with_no_number_changes_no_extremes() -> None:
-    world = World()
-    registry = world.registry()
-    claim = await registry.claim()
+async def test_index_of_a_metric_with_no_number_changes_no_extremes(
+    claim: Claim, registry: Registry, world: World
+) -> None:
     for step in (1, 2, 3):
         await saved(registry, claim, step, {"loss": float(step)})
     for text in ("fff8000000000000", "-000000000000001"):
@@ -200,10 +186,9 @@ async def test_index_of_a_metric_with_no_number_changes_no_extremes() -> None:
     assert summary.latest.best == {"loss": Extremes(1.0, 1, 3.0, 3)}
 
 
-async def test_an_unreadable_record_hides_no_other(caplog: pytest.LogCaptureFixture) -> None:
-    world = World()
-    registry = world.registry()
-    claim = await registry.claim()
+async def test_an_unreadable_record_hides_no_other(
+    claim: Claim, registry: Registry, world: World, caplog: pytest.LogCaptureFixture
+) -> None:
     for step in (1, 2, 3):
         await saved(registry, claim, step, {"loss": float(step)})
     bad = RegistryKeys("bad")
@@ -228,9 +213,7 @@ async def test_an_unreadable_record_hides_no_other(caplog: pytest.LogCaptureFixt
         await registry.lookup.summary("bad", KIND)
 
 
-async def test_a_pointer_to_nothing_is_an_answer_and_no_loop() -> None:
-    world = World()
-    registry = world.registry()
+async def test_a_pointer_to_nothing_is_an_answer_and_no_loop(registry: Registry, world: World) -> None:
     await saved(registry, await registry.claim(), 1)
     world.delete(KEYS.record(KIND, 1))
     with pytest.raises(CheckpointNotFound):
@@ -243,17 +226,13 @@ def test_a_run_id_that_cannot_be_used_is_refused(run_id: str) -> None:
         World().registry(run_id)
 
 
-async def test_names_that_are_no_text_are_refused_by_lookups() -> None:
-    registry = World().registry()
+async def test_names_that_are_no_text_are_refused_by_lookups(registry: Registry) -> None:
     for look in (registry.tagged("\ud800"), registry.lookup.latest("\ud800"), registry.lookup.at("a\udcff", 1)):
         with pytest.raises(ConfigError):
             await look
 
 
-async def test_lineage_ends_where_nothing_is_left() -> None:
-    world = World()
-    registry = world.registry()
-    claim = await registry.claim()
+async def test_lineage_ends_where_nothing_is_left(claim: Claim, registry: Registry, world: World) -> None:
     first = await saved(registry, claim, 1)
     second = await saved(registry, claim, 2, parent=first.reference)
     third = await saved(registry, claim, 3, parent=second.reference)

@@ -42,9 +42,13 @@ def interrupt(registry: Registry, at: Mapping[int, Between]) -> None:
     ],
 )
 async def test_best_keeps_a_checkpoint_whose_metric_changes_meanwhile(
-    mode: str, sign: int, values: tuple[float, ...], changes: dict[int, tuple[int, float]], best: list[int]
+    world: World,
+    mode: str,
+    sign: int,
+    values: tuple[float, ...],
+    changes: dict[int, tuple[int, float]],
+    best: list[int],
 ) -> None:
-    world = World()
     writer, reader = world.registry(), world.registry()
     claim = await writer.claim()
     for step, value in enumerate(values, 1):
@@ -61,8 +65,7 @@ async def test_best_keeps_a_checkpoint_whose_metric_changes_meanwhile(
 
 
 @pytest.mark.parametrize("change", ["metric", "deletion"])
-async def test_best_of_all_keeps_a_run_whose_best_changes_meanwhile(change: str) -> None:
-    world = World()
+async def test_best_of_all_keeps_a_run_whose_best_changes_meanwhile(world: World, change: str) -> None:
     writer, other, reader = world.registry(), world.registry("other"), world.registry()
     claim = await writer.claim()
     for step, value in ((1, 0.1), (2, 0.2)):

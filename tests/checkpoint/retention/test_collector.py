@@ -29,8 +29,7 @@ from tests.virtual_store.direct import FakeControl
 LAST = Policy(keep_last=1)
 
 
-async def test_unkept_checkpoint_loses_its_bytes_and_keys(tmp_path: Path) -> None:
-    world = Kept(tmp_path)
+async def test_unkept_checkpoint_loses_its_bytes_and_keys(world: Kept) -> None:
     saved = [await world.save(step, {"loss": step % 8}) for step in range(1, 9)]
     planned = await world.collect(Policy(keep_last=2, keep_best=(Best("loss", "max"),)), dry_run=True)
     assert world.steps() == [*range(1, 9)]
@@ -51,8 +50,7 @@ async def test_unkept_checkpoint_loses_its_bytes_and_keys(tmp_path: Path) -> Non
     assert (loss.min_value, loss.min_step, loss.max_value, loss.max_step) == (0, 8, 7, 7)
 
 
-async def test_without_rules_nothing_goes(tmp_path: Path) -> None:
-    world = Kept(tmp_path)
+async def test_without_rules_nothing_goes(world: Kept) -> None:
     for step in (1, 2, 3):
         await world.save(step)
     done = await world.collect()
@@ -60,8 +58,7 @@ async def test_without_rules_nothing_goes(tmp_path: Path) -> None:
     assert {each.why for each in done.decisions[:2]} == {("no rule deletes it",)}
 
 
-async def test_the_latest_of_each_kind_and_what_is_held_stays(tmp_path: Path) -> None:
-    world = Kept(tmp_path)
+async def test_the_latest_of_each_kind_and_what_is_held_stays(world: Kept) -> None:
     saved = {step: await world.save(step, kind=DCP if step % 2 else FILES) for step in range(1, 9)}
     child = await world.save(1, run_id="tuned", parent=saved[1].reference)
     registry = world.registry()
@@ -83,8 +80,7 @@ async def test_the_latest_of_each_kind_and_what_is_held_stays(tmp_path: Path) ->
     assert world.keys(KEYS.holds) == []
 
 
-async def test_a_reader_learns_that_a_checkpoint_is_gone(tmp_path: Path) -> None:
-    world = Kept(tmp_path)
+async def test_a_reader_learns_that_a_checkpoint_is_gone(world: Kept) -> None:
     first = await world.save(1)
     await world.save(2)
     await world.collect(LAST)
@@ -95,9 +91,8 @@ async def test_a_reader_learns_that_a_checkpoint_is_gone(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("seed", long_except(range(12), range(4)))
-async def test_a_pin_and_a_deletion_never_both_succeed(seed: int, tmp_path: Path) -> None:
+async def test_a_pin_and_a_deletion_never_both_succeed(world: Kept, seed: int) -> None:
     """Pins, tags and collectors at once, with lost answers: what is held at the end has its record and its bytes."""
-    world = Kept(tmp_path)
     saved = [await world.save(step) for step in range(1, 6)]
 
     async def hold(number: int, checkpoint: Checkpoint) -> Checkpoint | None:
@@ -132,8 +127,7 @@ async def test_a_pin_and_a_deletion_never_both_succeed(seed: int, tmp_path: Path
 
 
 @pytest.mark.parametrize("seed", range(6))
-async def test_commits_and_metrics_beside_a_collection_keep_the_summary_right(seed: int, tmp_path: Path) -> None:
-    world = Kept(tmp_path)
+async def test_commits_and_metrics_beside_a_collection_keep_the_summary_right(world: Kept, seed: int) -> None:
     for step in range(1, 6):
         await world.save(step, {"loss": step})
 
@@ -265,9 +259,8 @@ def test_cut_off_at_any_txn_the_next_collection_ends_it(is_done: bool, tmp_path:
 
 @pytest.mark.parametrize("after", [0, 1])
 async def test_cut_off_between_bytes_the_next_collection_ends_it(
-    after: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    world: Kept, after: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    world = Kept(tmp_path)
     await _all_sorts_of_garbage(world)
     delete_tree, calls = Place.delete_tree, 0
 

@@ -29,8 +29,7 @@ def _orphan(world: Kept, name: str = OLD.directory) -> str:
     return f"{world.uri}/{name}"
 
 
-async def test_the_bytes_of_an_attempt_that_was_given_up_go(tmp_path: Path) -> None:
-    world = Kept(tmp_path)
+async def test_the_bytes_of_an_attempt_that_was_given_up_go(world: Kept) -> None:
     whole, file = await world.begin(1)
     await whole.prepare(0, [file])
     half, file = await world.begin(2, world_size=2)
@@ -44,8 +43,7 @@ async def test_the_bytes_of_an_attempt_that_was_given_up_go(tmp_path: Path) -> N
     assert world.keys(KEYS.attempts) == [KEYS.attempt(FILES, live.record.id).head]
 
 
-async def test_a_late_copy_of_a_beginning_is_not_committed_when_its_bytes_are_gone(tmp_path: Path) -> None:
-    world = Kept(tmp_path)
+async def test_a_late_copy_of_a_beginning_is_not_committed_when_its_bytes_are_gone(world: Kept) -> None:
     attempt, file = await world.begin(1)
     keys = KEYS.attempt(FILES, attempt.record.id)
     await attempt.prepare(0, [file])
@@ -57,8 +55,7 @@ async def test_a_late_copy_of_a_beginning_is_not_committed_when_its_bytes_are_go
     assert (world.keys(KEYS.attempts), world.keys(KEYS.deletings), world.directories()) == ([], [], [])
 
 
-async def test_bytes_of_a_checkpoint_stay_despite_a_false_deletion_record(tmp_path: Path) -> None:
-    world = Kept(tmp_path)
+async def test_bytes_of_a_checkpoint_stay_despite_a_false_deletion_record(world: Kept) -> None:
     saved = await world.save(1)
     world.put(KEYS.deleting(FILES, saved.id), Deleting(saved.uri, "wrong").encode())
     await world.collect()
@@ -66,8 +63,7 @@ async def test_bytes_of_a_checkpoint_stay_despite_a_false_deletion_record(tmp_pa
     assert world.keys(KEYS.deletings) == []
 
 
-async def test_a_deletion_of_anything_but_the_attempts_own_directory_deletes_nothing(tmp_path: Path) -> None:
-    world = Kept(tmp_path)
+async def test_a_deletion_of_anything_but_the_attempts_own_directory_deletes_nothing(world: Kept) -> None:
     await world.save(1)
     for uri in (world.uri, f"{world.uri}/{OLD.directory}/..", "memory://", "", _orphan(world, "precious")):
         world.put(KEYS.deleting(FILES, OLD), Deleting(uri).encode())
@@ -80,8 +76,7 @@ async def test_a_deletion_of_anything_but_the_attempts_own_directory_deletes_not
     assert Place(f"{world.uri}/precious").exists("late.bin")
 
 
-async def test_late_files_of_a_zombie_are_removed(tmp_path: Path) -> None:
-    world = Kept(tmp_path)
+async def test_late_files_of_a_zombie_are_removed(world: Kept) -> None:
     saved = await world.save(1)
     orphan = _orphan(world)
     planned = await world.collect(dry_run=True)
@@ -103,16 +98,14 @@ async def test_late_files_of_a_zombie_are_removed(tmp_path: Path) -> None:
         "notes",
     ],
 )
-async def test_directories_that_are_not_surely_ours_stay(name: str, tmp_path: Path) -> None:
-    world = Kept(tmp_path)
+async def test_directories_that_are_not_surely_ours_stay(world: Kept, name: str) -> None:
     await world.save(1)
     orphan = _orphan(world, name)
     assert (await world.collect()).orphans == []
     assert Place(orphan).exists("late.bin")
 
 
-async def test_directories_that_a_key_names_stay(tmp_path: Path) -> None:
-    world = Kept(tmp_path)
+async def test_directories_that_a_key_names_stay(world: Kept) -> None:
     saved = await world.save(1)
     undecided, _ = await world.begin(2)
     for _ in range(2):
@@ -121,9 +114,8 @@ async def test_directories_that_a_key_names_stay(tmp_path: Path) -> None:
     assert world.directories() == sorted(each.uri.rpartition("/")[2] for each in (saved, undecided))
 
 
-async def test_where_no_fence_is_left_no_directory_is_taken_for_an_orphan(tmp_path: Path) -> None:
+async def test_where_no_fence_is_left_no_directory_is_taken_for_an_orphan(world: Kept) -> None:
     """Keep all files: the fence alone says which attempts are over, and a store that lacks it may be a restored one."""
-    world = Kept(tmp_path)
     await world.save(1)
     orphan = _orphan(world)
     world.delete(KEYS.fence)
@@ -143,8 +135,7 @@ async def test_where_others_write_too_no_directory_is_taken_for_an_orphan(tmp_pa
     assert Place(theirs.uri).exists("sub/a.bin")
 
 
-async def test_where_no_mark_is_left_no_directory_is_taken_for_an_orphan(tmp_path: Path) -> None:
-    world = Kept(tmp_path)
+async def test_where_no_mark_is_left_no_directory_is_taken_for_an_orphan(world: Kept) -> None:
     await world.save(1)
     orphan = _orphan(world)
     world.delete(KEYS.mark)
@@ -154,9 +145,8 @@ async def test_where_no_mark_is_left_no_directory_is_taken_for_an_orphan(tmp_pat
     assert Place(orphan).exists("late.bin")
 
 
-async def test_run_that_claims_the_mark_of_another_takes_none_of_its_directories_for_orphans(tmp_path: Path) -> None:
+async def test_run_that_claims_the_mark_of_another_takes_none_of_its_directories_for_orphans(world: Kept) -> None:
     """Who may write the keys of a run may not have the collector delete what another run is writing."""
-    world = Kept(tmp_path)
     await world.save(1)
     theirs = _orphan(world)  # of another run, as its mark says
     (mark,) = ownership.read_marks(world.uri)
@@ -167,9 +157,8 @@ async def test_run_that_claims_the_mark_of_another_takes_none_of_its_directories
 
 
 @pytest.mark.parametrize("run_id", [" ", "job ", "\u00a0job", "job\u2028"])
-async def test_white_space_around_a_run_id_is_a_part_of_it(tmp_path: Path, run_id: str) -> None:
+async def test_white_space_around_a_run_id_is_a_part_of_it(world: Kept, run_id: str) -> None:
     """No checkpoint of such a run was ever deleted: its mark seemed to be that of another."""
-    world = Kept(tmp_path)
     for step in (1, 2):
         await world.save(step, run_id=run_id)
     done = await world.registry(run_id).collect(Policy(keep_last=1))
@@ -177,18 +166,16 @@ async def test_white_space_around_a_run_id_is_a_part_of_it(tmp_path: Path, run_i
 
 
 @pytest.mark.parametrize("value", [b"", b"../../evil", b"a/b", b"\xff", b"n" * 5000])
-async def test_mark_that_raftkv_did_not_write_gives_way_to_another(tmp_path: Path, value: bytes) -> None:
+async def test_mark_that_raftkv_did_not_write_gives_way_to_another(world: Kept, value: bytes) -> None:
     """An empty one had every save of the run ask the cluster without end, others failed it."""
-    world = Kept(tmp_path)
     world.put(KEYS.mark, value)
     await world.save(1)
     (mark,) = ownership.read_marks(world.uri)
     assert world.store.items[KEYS.mark.encode()].value.decode() == mark != value
 
 
-async def test_a_whole_checkpoint_that_the_store_does_not_know_stays(tmp_path: Path) -> None:
+async def test_a_whole_checkpoint_that_the_store_does_not_know_stays(world: Kept) -> None:
     """Play a restore of the store from a backup: what was committed since can still be imported."""
-    world = Kept(tmp_path)
     await world.save(1)
     lost = [await world.save(step) for step in (2, 3)]
     for each in lost:
@@ -213,10 +200,9 @@ async def test_a_whole_checkpoint_that_the_store_does_not_know_stays(tmp_path: P
     ],
 )
 async def test_a_checkpoint_whose_files_are_gone_takes_no_place_of_another(
-    policy: Policy, gone: list[int], kept: list[int], tmp_path: Path
+    world: Kept, policy: Policy, gone: list[int], kept: list[int]
 ) -> None:
     """Play a restore of the store from a backup: what was deleted since has records again, but no files."""
-    world = Kept(tmp_path)
     saved = {step: await world.save(step, {"loss": loss}) for step, loss in ((1, 0.9), (2, 0.1), (3, 0.2), (4, 0.3))}
     for step in gone:
         Place(saved[step].uri).delete_tree()
@@ -227,8 +213,7 @@ async def test_a_checkpoint_whose_files_are_gone_takes_no_place_of_another(
     assert world.steps() == kept
 
 
-async def test_a_mark_is_left_before_anything_else_is_written(tmp_path: Path) -> None:
-    world = Kept(tmp_path)
+async def test_a_mark_is_left_before_anything_else_is_written(world: Kept) -> None:
     attempt = await world.registry().begin(await world.registry().claim(), 1)
     (mark,) = Place(world.uri).names()
     assert mark == ownership.PREFIX + world.store.items[KEYS.mark.encode()].value.decode()
@@ -238,8 +223,7 @@ async def test_a_mark_is_left_before_anything_else_is_written(tmp_path: Path) ->
     assert not Place(attempt.uri).list()
 
 
-async def test_undeletable_file_is_named_and_tried_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    world = Kept(tmp_path)
+async def test_undeletable_file_is_named_and_tried_again(world: Kept, monkeypatch: pytest.MonkeyPatch) -> None:
     for step in (1, 2, 3):
         await world.save(step)
     delete_tree = Place.delete_tree
@@ -260,8 +244,7 @@ async def test_undeletable_file_is_named_and_tried_again(tmp_path: Path, monkeyp
     assert (len(world.directories()), world.keys(KEYS.deletings)) == (1, [])
 
 
-async def test_foreign_values_stop_no_collection(tmp_path: Path) -> None:
-    world = Kept(tmp_path)
+async def test_foreign_values_stop_no_collection(world: Kept) -> None:
     for step in (1, 2, 3):
         await world.save(step)
     hostile = [
@@ -279,9 +262,8 @@ async def test_foreign_values_stop_no_collection(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("owned", [False, True])
-async def test_a_planted_deletion_of_anothers_directory_deletes_nothing(owned: bool, tmp_path: Path) -> None:
+async def test_a_planted_deletion_of_anothers_directory_deletes_nothing(world: Kept, owned: bool) -> None:
     """Plant what any user who may write below one run can plant: the name, and the manifest, of another run."""
-    world = Kept(tmp_path)
     await world.save(1)
     theirs = await world.save(7, run_id="victim")
     planted = Deleting(theirs.uri, manifest=theirs.manifest if owned else "")
@@ -299,8 +281,7 @@ async def test_a_planted_deletion_of_anothers_directory_deletes_nothing(owned: b
     assert verify(theirs).is_whole
 
 
-async def test_in_a_shared_place_each_run_deletes_its_own(tmp_path: Path) -> None:
-    world = Kept(tmp_path)
+async def test_in_a_shared_place_each_run_deletes_its_own(world: Kept) -> None:
     first, theirs = await world.save(1), await _saved_beside(world, "victim", 7)
     for attempt, manifest in ((theirs.id, ""), (OLD, theirs.manifest)):
         world.put(KEYS.deleting(FILES, attempt), Deleting(theirs.uri, manifest=manifest).encode())
@@ -354,8 +335,7 @@ async def test_an_own_manifest_deletes_no_files_of_a_directory_elsewhere(tmp_pat
     assert verify(saved).is_whole
 
 
-async def test_a_record_that_names_another_lets_go_of_no_hold_of_another(tmp_path: Path) -> None:
-    world = Kept(tmp_path)
+async def test_a_record_that_names_another_lets_go_of_no_hold_of_another(world: Kept) -> None:
     parent = await world.save(1, run_id="victim")
     child = await world.save(1, run_id="tuned", parent=parent.reference)
     last = await world.save(5)
@@ -370,8 +350,7 @@ async def test_a_record_that_names_another_lets_go_of_no_hold_of_another(tmp_pat
 
 
 @pytest.mark.parametrize("damage", ["later version", "metric without a key", "too many metrics"])
-async def test_bytes_of_a_checkpoint_whose_record_cannot_be_read_stay(damage: str, tmp_path: Path) -> None:
-    world = Kept(tmp_path)
+async def test_bytes_of_a_checkpoint_whose_record_cannot_be_read_stay(world: Kept, damage: str) -> None:
     saved = [await world.save(step, {"loss": 1.0}) for step in (1, 2)]
     await world.next_generation()
     key = KEYS.record(saved[0].kind, 1)
@@ -390,8 +369,7 @@ async def test_bytes_of_a_checkpoint_whose_record_cannot_be_read_stay(damage: st
     assert (done.orphans, len(world.directories())) == ([], 2)
 
 
-async def test_summary_below_a_foreign_key_ends_no_collection(tmp_path: Path) -> None:
-    world = Kept(tmp_path)
+async def test_summary_below_a_foreign_key_ends_no_collection(world: Kept) -> None:
     for step in (1, 2):
         await world.save(step)
     world.put(f"{KEYS.latest_all}x/{FILES}", world.latest().encode())
@@ -400,9 +378,8 @@ async def test_summary_below_a_foreign_key_ends_no_collection(tmp_path: Path) ->
     assert [each.kind for each in await world.registry().runs()] == [FILES]
 
 
-async def test_deletion_that_names_another_kind_deletes_no_committed_bytes(tmp_path: Path) -> None:
+async def test_deletion_that_names_another_kind_deletes_no_committed_bytes(world: Kept) -> None:
     """Who may write what is to be deleted gives the attempt of a checkpoint under another kind than its own."""
-    world = Kept(tmp_path)
     await world.save(1)
     begun, _ = await world.begin(2)
     for attempt in ((await world.registry().latest()).id, begun.record.id):

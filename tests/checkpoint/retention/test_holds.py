@@ -23,8 +23,7 @@ from tests.long import long_except
 PATIENCE_S = 90.0
 
 
-async def test_a_tag_moves_with_its_hold(tmp_path: Path) -> None:
-    world = Kept(tmp_path)
+async def test_a_tag_moves_with_its_hold(world: Kept) -> None:
     one, two = [await world.save(step) for step in (1, 2)]
     registry = world.registry()
     for checkpoint in (one, one, two):
@@ -37,8 +36,7 @@ async def test_a_tag_moves_with_its_hold(tmp_path: Path) -> None:
     assert (world.keys(KEYS.holds), world.keys(KEYS.tags)) == ([], [])
 
 
-async def test_pin_and_tag_on_an_attempt_that_is_gone_leave_those_of_its_successor(tmp_path: Path) -> None:
-    world = Kept(tmp_path)
+async def test_pin_and_tag_on_an_attempt_that_is_gone_leave_those_of_its_successor(world: Kept) -> None:
     present = await world.save(1)
     gone = replace(present, number=present.number - 1)
     registry = world.registry()
@@ -52,8 +50,7 @@ async def test_pin_and_tag_on_an_attempt_that_is_gone_leave_those_of_its_success
 
 
 @pytest.mark.parametrize("seed", long_except(range(20), range(6)))
-async def test_tags_that_move_at_once_leave_one_hold(seed: int, tmp_path: Path) -> None:
-    world = Kept(tmp_path)
+async def test_tags_that_move_at_once_leave_one_hold(world: Kept, seed: int) -> None:
     saved = [await world.save(step) for step in (1, 2, 3)]
     moving = (world.registry(seed=seed * 10 + each.step, lost=0.03).tag("a", each) for each in saved)
     await asyncio.gather(*moving, world.registry(seed=seed).untag("a"))
@@ -61,8 +58,7 @@ async def test_tags_that_move_at_once_leave_one_hold(seed: int, tmp_path: Path) 
     assert [info.checkpoint for info in await world.registry().holds()] == list(tags.values())
 
 
-async def test_a_tag_may_be_on_a_checkpoint_of_another_run(tmp_path: Path) -> None:
-    world = Kept(tmp_path)
+async def test_a_tag_may_be_on_a_checkpoint_of_another_run(world: Kept) -> None:
     one = await world.save(1)
     await world.save(2)
     registry = world.registry("served")
@@ -76,8 +72,7 @@ async def test_a_tag_may_be_on_a_checkpoint_of_another_run(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("name", ["", ".", "..", "a/b", "a\nb", "x" * 201])
-async def test_names_that_cannot_be_used_are_refused(name: str, tmp_path: Path) -> None:
-    world = Kept(tmp_path)
+async def test_names_that_cannot_be_used_are_refused(world: Kept, name: str) -> None:
     saved = await world.save(1)
     registry = world.registry()
     for use in (
@@ -91,8 +86,7 @@ async def test_names_that_cannot_be_used_are_refused(name: str, tmp_path: Path) 
     assert world.keys(KEYS.holds) == []
 
 
-async def test_a_pin_that_many_take_at_once_is_taken_once(tmp_path: Path) -> None:
-    world = Kept(tmp_path)
+async def test_a_pin_that_many_take_at_once_is_taken_once(world: Kept) -> None:
     registry, saved = world.registry(), await world.save(1)
     pin = registry.pin(saved, "reader")
     await asyncio.gather(*(pin.take() for _ in range(5)))
@@ -101,8 +95,7 @@ async def test_a_pin_that_many_take_at_once_is_taken_once(tmp_path: Path) -> Non
     assert await registry.pins() == []
 
 
-async def test_pins_of_one_reader_hold_each_for_itself(tmp_path: Path) -> None:
-    world = Kept(tmp_path)
+async def test_pins_of_one_reader_hold_each_for_itself(world: Kept) -> None:
     saved = await world.save(1)
     registry = world.registry()
     await registry.pin_for(saved, "reader", 0)
@@ -123,9 +116,8 @@ async def test_pins_of_one_reader_hold_each_for_itself(tmp_path: Path) -> None:
         await registry.pin_for(saved, "reader", "60")
 
 
-async def test_unpin_takes_no_pin_of_a_reader_whose_name_goes_on_behind_an_at(tmp_path: Path) -> None:
+async def test_unpin_takes_no_pin_of_a_reader_whose_name_goes_on_behind_an_at(world: Kept) -> None:
     """Know readers apart: what served at a host was unpinned by what served, and then deleted under it."""
-    world = Kept(tmp_path)
     saved = await world.save(1)
     registry = world.registry()
     for reader in ("eval", "eval@host-1", "eval@", "eval@ab"):
@@ -138,8 +130,7 @@ async def test_unpin_takes_no_pin_of_a_reader_whose_name_goes_on_behind_an_at(tm
     assert {info.name for info in await registry.pins()} == {"eval@host-1", "eval@ab"}
 
 
-async def test_many_pins_of_one_reader_go_at_once(tmp_path: Path) -> None:
-    world = Kept(tmp_path)
+async def test_many_pins_of_one_reader_go_at_once(world: Kept) -> None:
     saved = await world.save(1)
     registry = world.registry()
     for _ in range(130):
@@ -148,8 +139,7 @@ async def test_many_pins_of_one_reader_go_at_once(tmp_path: Path) -> None:
     assert await registry.pins() == []
 
 
-async def test_a_late_copy_of_unpin_takes_no_later_pin(tmp_path: Path) -> None:
-    world = Kept(tmp_path)
+async def test_a_late_copy_of_unpin_takes_no_later_pin(world: Kept) -> None:
     saved = await world.save(1)
     registry = world.registry()
     await registry.pin_for(saved, "reader", 0)
@@ -162,8 +152,7 @@ async def test_a_late_copy_of_unpin_takes_no_later_pin(tmp_path: Path) -> None:
     assert [info.name for info in await registry.pins()] == ["reader"]
 
 
-async def test_a_pin_on_another_checkpoint_of_the_step_is_refused(tmp_path: Path) -> None:
-    world = Kept(tmp_path)
+async def test_a_pin_on_another_checkpoint_of_the_step_is_refused(world: Kept) -> None:
     saved = await world.save(1)
     other = Checkpoint(RUN, 1, 1, saved.number + 1, FILES, 1, "", "", "", 0, 0)
     with pytest.raises(CheckpointNotFound):

@@ -37,6 +37,11 @@ def picture(size: int = 3, silent: int = 0) -> Picture:
     return Picture(members, answers=answers, peers=[(f"m{at}", f"http://m{at}:2", 0.4) for at in range(1, size + 1)])
 
 
+@pytest.fixture
+def found() -> Picture:
+    return picture()
+
+
 def levels(found: Picture, timing: ServerConfig | None = None) -> dict[str, Level]:
     return {one.subject: one.level for one in judge(found, timing)}
 
@@ -84,16 +89,14 @@ def test_learners_are_no_part_of_the_quorum():
     assert of(found, "quorum").figure == "3 of 3 voters answer, a quorum is 2"
 
 
-def test_an_alarm_for_a_full_disk_is_told_from_one_for_a_full_database():
-    found = picture()
+def test_an_alarm_for_a_full_disk_is_told_from_one_for_a_full_database(found):
     found.alarms = [(2, "NOSPACE")]
     assert "free space" in of(found, "alarms").advice
     found.answers[1] = answer(2, dbSize=2 * GIB)
     assert "raftkvctl defrag" in of(found, "alarms").advice
 
 
-def test_an_endpoint_that_no_member_lists_is_not_to_be_replaced():
-    found = picture()
+def test_an_endpoint_that_no_member_lists_is_not_to_be_replaced(found):
     found.answers.append(Answer("gone:1", error="connection refused"))
     assert "leave the URL out" in of(found, "member at gone:1").advice
     assert "member replace" in of(picture(silent=1), "member at m3:1").advice
@@ -109,8 +112,7 @@ def test_an_endpoint_that_no_member_lists_is_not_to_be_replaced():
         ("raftkv_audit_dropped_lines_total", 1.0, Level.WARNING, "--audit-log"),
     ],
 )
-def test_losses_that_a_member_knows_of(metric: str, value: float, level: Level, advice: str):
-    found = picture()
+def test_losses_that_a_member_knows_of(found: Picture, metric: str, value: float, level: Level, advice: str):
     found.answers[1] = replace(found.answers[1], metrics={metric: value})
     loss = of(found, "losses")
     assert loss.level is level
@@ -118,16 +120,14 @@ def test_losses_that_a_member_knows_of(metric: str, value: float, level: Level, 
     assert level is Level.OK or loss.figure.endswith(": m2")
 
 
-def test_a_member_with_few_descriptors_is_named_though_this_shell_has_many():
-    found = picture()
+def test_a_member_with_few_descriptors_is_named_though_this_shell_has_many(found):
     found.answers[1] = replace(found.answers[1], metrics={"os_fd_limit": 160.0})
     limit = of(found, "limit: open files of members")
     assert (limit.level, limit.figure) == (Level.WARNING, "160 at m2:1")
     assert "LimitNOFILE" in limit.advice
 
 
-def test_leaders():
-    found = picture()
+def test_leaders(found):
     assert of(found, "leader").figure == "m1 in term 3"
     found.answers[0] = answer(1, leader=2)
     assert of(found, "leader").level == Level.WARNING
@@ -135,8 +135,7 @@ def test_leaders():
     assert of(found, "leader").level == Level.FAILURE
 
 
-def test_mixed_versions():
-    found = picture()
+def test_mixed_versions(found):
     found.answers[0] = replace(answer(1), program="raftkv/0.1.0")
     assert of(found, "versions").level == Level.WARNING
     assert of(found, "versions").figure == "raftkv/0.1.0 (1), raftkv/0.2.0 (2)"
@@ -172,8 +171,7 @@ def test_a_clock_that_may_be_right_is_not_called_wrong(clock_s: tuple[float, flo
     assert of(found, "clock").level == Level.SKIPPED
 
 
-def test_elections_and_round_trips():
-    found = picture()
+def test_elections_and_round_trips(found):
     found.peers[0] = ("m1", "http://m1:2", 60.0)
     assert of(found, "network").level == Level.OK
     assert levels(found, ServerConfig(election_timeout_s=0.5))["network"] == Level.WARNING
@@ -181,8 +179,7 @@ def test_elections_and_round_trips():
     assert of(found, "network").advice.startswith("on all: --election-timeout 1500, --heartbeat-interval 150")
 
 
-def test_measurements_of_members_are_judged():
-    found = picture()
+def test_measurements_of_members_are_judged(found):
     found.answers[1] = replace(answer(2), fsync_p99_ms=16.0, peers_p99_ms=128.0)
     assert of(found, "disks of members").level == of(found, "round trips of members").level == Level.WARNING
     assert of(found, "disks of members").figure == "up to 16 ms, at m2:1"
@@ -190,8 +187,7 @@ def test_measurements_of_members_are_judged():
     assert of(found, "disks of members").level == of(found, "round trips of members").level == Level.SKIPPED
 
 
-def test_one_user_that_takes_more_than_half_of_a_member_is_named():
-    found = picture()
+def test_one_user_that_takes_more_than_half_of_a_member_is_named(found):
     subject = "time of members by user"
     assert of(found, subject).figure == "50% of the last minute at most"
     found.answers[1] = replace(answer(2), busiest=("user mallory", 0.51))
@@ -201,8 +197,7 @@ def test_one_user_that_takes_more_than_half_of_a_member_is_named():
     assert of(found, subject).level == Level.SKIPPED
 
 
-def test_absent_and_unreachable_members_are_told_apart():
-    found = picture()
+def test_absent_and_unreachable_members_are_told_apart(found):
     del found.members[2].clientURLs[:]
     found.peers[1] = ("m2", "http://m2:2", None)
     assert of(found, "member 3").level == Level.WARNING
@@ -238,9 +233,8 @@ def test_limits_of_a_figure():
     assert kinds == [Level.OK, Level.WARNING, Level.WARNING, Level.FAILURE]
 
 
-def test_members_that_differ_after_the_same_entries_are_found():
+def test_members_that_differ_after_the_same_entries_are_found(found):
     """A revision is a function of the applied entries: one member had applied some of them twice."""
-    found = picture()
     for at, (applied, revision) in enumerate([(18, 7), (18, 12), (17, 7)]):
         found.answers[at] = answer(at + 1, raftIndex=18, raftAppliedIndex=applied)
         found.answers[at].status.header.revision = revision
@@ -256,9 +250,8 @@ def test_members_that_differ_after_the_same_entries_are_found():
     assert of(found, "same data").level is Level.OK
 
 
-def test_two_processes_with_the_data_of_one_member_are_found():
+def test_two_processes_with_the_data_of_one_member_are_found(found):
     """A copied machine: both answer as the member, and no line of the table said so."""
-    found = picture()
     found.answers = [replace(one, started_s=100.0 + at) for at, one in enumerate(found.answers)]
     copy = replace(answer(1), endpoint="m9:1", started_s=500.0)
     same = replace(answer(1), endpoint="localhost:1", started_s=100.0)
@@ -272,9 +265,8 @@ def test_two_processes_with_the_data_of_one_member_are_found():
     assert levels(found)["members"] is Level.OK
 
 
-def test_members_of_two_clusters_are_not_compared():
+def test_members_of_two_clusters_are_not_compared(found):
     """A restore with another token on one host makes two clusters: replacing a member would be wrong advice."""
-    found = picture()
     for at, one in enumerate(found.answers):
         assert one.status is not None
         one.status.header.cluster_id = 7 + at // 2
@@ -284,9 +276,8 @@ def test_members_of_two_clusters_are_not_compared():
     assert {one.subject.split(" ")[0] for one in judge(found)} == {"member", "cluster"}
 
 
-def test_a_member_without_a_leader_is_told_from_an_election():
+def test_a_member_without_a_leader_is_told_from_an_election(found):
     """The others may look for it at an address that it has left."""
-    found = picture()
     found.answers[2] = answer(3, leader=0)
     assert of(found, "leader").figure == "m3 knows no leader; the others follow m1"
     assert "--initial-advertise-peer-urls" in of(found, "leader").advice

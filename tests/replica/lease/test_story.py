@@ -33,9 +33,13 @@ def _led_by(index: int, ttl_s: int = 2) -> World:
     return world
 
 
-def test_one_entry_ends_leases_of_many_keys_a_few_at_a_time() -> None:
+@pytest.fixture
+def world() -> World:
+    return _led_by(0)
+
+
+def test_one_entry_ends_leases_of_many_keys_a_few_at_a_time(world: World) -> None:
     """A hundred leases of 10,000 keys each, which end together, were one entry of a million deletions."""
-    world = _led_by(0)
     for lease_id in range(100, 130):
         world.grant(lease_id, 2)
         world.keys_of[lease_id] = 1_500
@@ -57,8 +61,9 @@ def test_a_new_leader_keeps_the_time_that_is_left() -> None:
 
 
 @pytest.mark.parametrize(("after_outage", "kept_s"), [(False, 3.5), (True, 4.5)], ids=["at once", "after an outage"])
-def test_a_new_leader_waits_longer_for_owners_that_were_turned_away(after_outage: bool, kept_s: float) -> None:
-    world = _led_by(0)
+def test_a_new_leader_waits_longer_for_owners_that_were_turned_away(
+    world: World, after_outage: bool, kept_s: float
+) -> None:
     granted_at = world.now
     for _ in range(25):  # just over
         world.now += 0.1
@@ -89,8 +94,7 @@ def test_a_change_of_leaders_queues_very_many_leases_in_steps() -> None:
     assert max(taken) <= QUEUED_PER_STEP
 
 
-def test_a_renewal_from_memory_holds_under_the_next_leader() -> None:
-    world = _led_by(0)
+def test_a_renewal_from_memory_holds_under_the_next_leader(world: World) -> None:
     world.renew(7)
     entries = len(world.log)
     world.advance(0.4)
@@ -103,8 +107,7 @@ def test_a_renewal_from_memory_holds_under_the_next_leader() -> None:
     assert not world.early()
 
 
-def test_half_a_second_after_a_renewal_the_next_is_logged_again() -> None:
-    world = _led_by(0)
+def test_half_a_second_after_a_renewal_the_next_is_logged_again(world: World) -> None:
     world.renew(7)
     entries = len(world.log)
     world.advance(0.51)
@@ -112,8 +115,7 @@ def test_half_a_second_after_a_renewal_the_next_is_logged_again() -> None:
     assert [entry.kind for entry in world.log[entries:]] == [Kind.LEASE_RENEW]
 
 
-def test_the_end_that_a_deposed_leader_decided_has_no_effect() -> None:
-    world = _led_by(0)
+def test_the_end_that_a_deposed_leader_decided_has_no_effect(world: World) -> None:
     old = world.members[0]
     world.elect(1)
     world.settle()
@@ -131,8 +133,7 @@ def test_the_end_that_a_deposed_leader_decided_has_no_effect() -> None:
     assert 7 in world.leader.machine.applier.leases.granted
 
 
-def test_renewal_logged_by_deposed_leader_is_not_answered() -> None:
-    world = _led_by(0)
+def test_renewal_logged_by_deposed_leader_is_not_answered(world: World) -> None:
     old = world.members[0]
     world.now += 1.0
     asked = world.keep_alive(7)
@@ -145,8 +146,7 @@ def test_renewal_logged_by_deposed_leader_is_not_answered() -> None:
     assert world.to_retry == [asked], "another leader must answer"
 
 
-def test_request_waiting_at_a_deposed_leader_is_answered_once_by_the_next() -> None:
-    world = _led_by(0)
+def test_request_waiting_at_a_deposed_leader_is_answered_once_by_the_next(world: World) -> None:
     old = world.members[0]
     asked = world.keep_alive(7)
     world.serve(old, 0, asked)
@@ -158,8 +158,7 @@ def test_request_waiting_at_a_deposed_leader_is_answered_once_by_the_next() -> N
     assert asked.ttl_s is None, "the next leader may have counted otherwise by now"
 
 
-def test_new_leader_expires_nothing_before_applying_committed() -> None:
-    world = _led_by(0)
+def test_new_leader_expires_nothing_before_applying_committed(world: World) -> None:
     world.advance(1.5)
     asked = world.keep_alive(7)
     leader = world.members[0]
@@ -195,16 +194,14 @@ def test_freshness_is_not_measured_in_lease_time() -> None:
     assert confirmed.ttl_s is None, confirmed_at
 
 
-def test_a_pause_of_the_process_does_not_count() -> None:
-    world = _led_by(0)
+def test_a_pause_of_the_process_does_not_count(world: World) -> None:
     world.now += 60.0  # no beat
     assert world.renew(7).ttl_s == 2, "the keep-alive lay in the socket"
     world.advance(1.0)
     assert not world.ended
 
 
-def test_expired_lease_is_never_revived() -> None:
-    world = _led_by(0)
+def test_expired_lease_is_never_revived(world: World) -> None:
     leader = world.members[0]
     for _ in range(21):
         world.now += 0.1
@@ -218,8 +215,7 @@ def test_expired_lease_is_never_revived() -> None:
     assert 7 in world.ended
 
 
-def test_an_end_that_was_lost_is_proposed_again() -> None:
-    world = _led_by(0)
+def test_an_end_that_was_lost_is_proposed_again(world: World) -> None:
     for _ in range(21):
         world.now += 0.1
         world.members[0].beat()
@@ -272,9 +268,8 @@ def test_an_end_that_may_be_in_the_log_is_not_proposed_behind_a_new_grant() -> N
 
 
 @pytest.mark.parametrize("caller", [None, Caller(b"alice", 1)], ids=["without users", "by a user"])
-def test_an_end_is_not_put_behind_a_revocation_and_a_new_grant(caller: Caller | None) -> None:
+def test_an_end_is_not_put_behind_a_revocation_and_a_new_grant(world: World, caller: Caller | None) -> None:
     """A client asks for a new lease just when the old one is over: the end would be that of the new one."""
-    world = _led_by(0)
     for _ in range(19):
         world.now += 0.1
         world.members[0].beat()
@@ -291,8 +286,7 @@ def test_an_end_is_not_put_behind_a_revocation_and_a_new_grant(caller: Caller | 
     assert world.ended[7] >= 100 + 10
 
 
-def test_lease_ends_despite_refused_revocation() -> None:
-    world = _led_by(0)
+def test_lease_ends_despite_refused_revocation(world: World) -> None:
     for _ in range(19):
         world.now += 0.1
         world.members[0].beat()
@@ -441,8 +435,7 @@ def test_the_renewals_of_a_moment_are_one_entry() -> None:
     assert all(one.ttl_s == 1 for one in asked)
 
 
-def test_a_new_leader_knows_of_renewals_in_the_log() -> None:
-    world = _led_by(0)
+def test_a_new_leader_knows_of_renewals_in_the_log(world: World) -> None:
     world.advance(1.5)
     renewed = world.renew(7)
     world.elect(1)
@@ -635,8 +628,7 @@ def test_many_breaks_leave_no_rubbish() -> None:
     assert len(world.leader.times._heap) < 1_500
 
 
-def test_a_long_outage_ends_no_lease_before_its_owner_can_be_heard() -> None:
-    world = _led_by(0)
+def test_a_long_outage_ends_no_lease_before_its_owner_can_be_heard(world: World) -> None:
     for _ in range(100):  # ten seconds without a leader
         world.now += 0.1
         for member in world.members:
@@ -654,8 +646,7 @@ def test_a_long_outage_ends_no_lease_before_its_owner_can_be_heard() -> None:
 
 
 @pytest.mark.parametrize(("outage_s", "grace_s"), [(3.0, 1.0), (10.0, 2.0)])
-def test_after_an_outage_a_dead_owner_delays_no_waiter(outage_s: float, grace_s: float) -> None:
-    world = _led_by(0)
+def test_after_an_outage_a_dead_owner_delays_no_waiter(world: World, outage_s: float, grace_s: float) -> None:
     until = world.now + outage_s
     while world.now < until:
         world.now += 0.1

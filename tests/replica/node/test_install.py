@@ -19,8 +19,7 @@ def append(index: int, commit: int, count: int = 1) -> Message:
     )
 
 
-async def test_only_heartbeats_are_answered_while_a_database_is_installed() -> None:
-    world = World()
+async def test_only_heartbeats_are_answered_while_a_database_is_installed(world: World) -> None:
     world.node.receive([snapshot(10)])
     assert world.node.awaits_snapshot(10)
     await world.turns()
@@ -46,8 +45,7 @@ async def test_only_heartbeats_are_answered_while_a_database_is_installed() -> N
     assert not world.failures
 
 
-async def test_newer_snapshot_is_installed_after_the_current_one() -> None:
-    world = World()
+async def test_newer_snapshot_is_installed_after_the_current_one(world: World) -> None:
     world.node.receive([snapshot(10)])
     await world.turns()
     world.node.receive([snapshot(20, term=2, leader=3)])
@@ -65,9 +63,8 @@ async def test_newer_snapshot_is_installed_after_the_current_one() -> None:
     assert not world.failures
 
 
-async def test_of_several_each_is_awaited_until_it_is_in_place() -> None:
+async def test_of_several_each_is_awaited_until_it_is_in_place(world: World) -> None:
     """The second of three was not, so its file went if it was sent again meanwhile: the member stopped."""
-    world = World()
     for term, index in enumerate((10, 20, 30), 1):
         world.node.receive([snapshot(index, term, leader=2 + term % 2)])
         await world.turns()
@@ -80,8 +77,7 @@ async def test_of_several_each_is_awaited_until_it_is_in_place() -> None:
     assert not world.failures
 
 
-async def test_one_that_is_of_no_use_is_not_awaited() -> None:
-    world = World()
+async def test_one_that_is_of_no_use_is_not_awaited(world: World) -> None:
     world.node.receive([append(0, commit=3, count=3)])
     await world.turns()
     world.node.receive([snapshot(2)])
@@ -91,8 +87,7 @@ async def test_one_that_is_of_no_use_is_not_awaited() -> None:
     assert not world.failures
 
 
-async def test_nothing_begins_before_the_marker_is_durable() -> None:
-    world = World()
+async def test_nothing_begins_before_the_marker_is_durable(world: World) -> None:
     world.disk.held = []
     world.node.receive([snapshot(10)])
     await world.turns()

@@ -63,8 +63,9 @@ def committed(world: World, messages: list[Message]) -> Message:
 
 @pytest.mark.long
 @pytest.mark.parametrize(("count", "size_bytes"), [(100, MIB), (3, 40 * MIB), (5000, 10_000), (20, 100)])
-async def test_requests_that_waited_for_a_leader_leave_in_readable_messages(count: int, size_bytes: int) -> None:
-    world = World()
+async def test_requests_that_waited_for_a_leader_leave_in_readable_messages(
+    world: World, count: int, size_bytes: int
+) -> None:
     for _ in range(count):
         world.node.submit(Kind.PUT, *put(size_bytes), None)
     await world.turns()
@@ -84,9 +85,8 @@ async def test_requests_that_waited_for_a_leader_leave_in_readable_messages(coun
     assert not world.failures
 
 
-async def test_flood_waits_before_the_log_where_identities_take_turns() -> None:
+async def test_flood_waits_before_the_log_where_identities_take_turns(world: World) -> None:
     """All of it went into the log at once, and what came after it waited for seconds until that was applied."""
-    world = World()
     world.node.receive([world.heartbeat(leader=2)])
     await world.turns()
     for _ in range(5_000):
@@ -147,8 +147,7 @@ def test_flood_never_fills_the_log_however_long_it_lasts() -> None:
 
 
 @pytest.mark.parametrize("backlog", [None, PASS_ON_BACKLOG_MAX_BYTES + 1])
-async def test_nothing_is_passed_on_to_a_leader_that_is_away_or_behind(backlog: int | None) -> None:
-    world = World()
+async def test_nothing_is_passed_on_to_a_leader_that_is_away_or_behind(world: World, backlog: int | None) -> None:
     world.node.receive([world.heartbeat(leader=2)])
     await world.turns()
     world.sender.backlog = backlog
@@ -161,9 +160,8 @@ async def test_nothing_is_passed_on_to_a_leader_that_is_away_or_behind(backlog: 
     assert ids(world.sender.take(MessageType.PROPOSE)) == [1]
 
 
-async def test_nothing_is_passed_on_to_a_new_leader_that_is_away() -> None:
+async def test_nothing_is_passed_on_to_a_new_leader_that_is_away(world: World) -> None:
     """What had waited for a leader was sent in the turn that brought one, and lost: its callers waited in vain."""
-    world = World()
     world.sender.backlog = None
     world.node.submit(Kind.PUT, *put(10), None)
     world.node.receive([world.heartbeat(leader=2)])
@@ -239,16 +237,14 @@ async def test_a_leader_takes_nothing_of_a_kind_that_would_stop_it(data: bytes) 
 
 
 @pytest.mark.long
-async def test_pending_proposals_are_bounded() -> None:
-    world = World()
+async def test_pending_proposals_are_bounded(world: World) -> None:
     for _ in range(PENDING_BYTES_MAX // (16 * MIB)):
         world.node.submit(Kind.PUT, *put(16 * MIB), None)
     with pytest.raises(TooManyRequestsError):
         world.node.submit(Kind.PUT, *put(1), None)
 
 
-async def test_requests_of_one_pass_are_proposed_as_one_batch() -> None:
-    world = World()
+async def test_requests_of_one_pass_are_proposed_as_one_batch(world: World) -> None:
     world.node.receive([world.heartbeat(leader=2)])
     await world.turns()
     world.cork.begin_pass()

@@ -28,10 +28,12 @@ from raftkv.storage.backend.lmdb import LMDBBackend, ThreadWriter
 from raftkv.storage.mvcc import Store
 from tests.replica.maintenance.test_defragmenter import Fake, make
 from tests.rpc.loop import until
+from tests.server.auth import test_guard
 from tests.server.auth.test_guard import BAD_TOKEN, DENIED, RANGE, TXN, answers, settled, watch, world_of_alice
 from tests.server.auth.world import World, stop
 
 WATCH = "etcdserverpb.Watch/Watch"
+world = test_guard.world
 
 
 def revoke(world: World) -> None:
@@ -39,8 +41,7 @@ def revoke(world: World) -> None:
     world.change(role_delete=rpc_pb2.AuthRoleDeleteRequest(role="role-alice"))
 
 
-async def test_watchers_outlast_a_second_change_of_users_amid_the_look_at_the_first() -> None:
-    world = world_of_alice()
+async def test_watchers_outlast_a_second_change_of_users_amid_the_look_at_the_first(world: World) -> None:
     call = world.start(WATCH, watch(b"a1", b""), world.token("alice"))
     count = RECHECKS_PER_STEP + 10
     for _ in range(count - 1):
@@ -58,8 +59,7 @@ async def test_watchers_outlast_a_second_change_of_users_amid_the_look_at_the_fi
     await stop(call)
 
 
-async def test_a_wait_outlasts_a_second_change_of_users_amid_the_look_at_the_first() -> None:
-    world = world_of_alice()
+async def test_a_wait_outlasts_a_second_change_of_users_amid_the_look_at_the_first(world: World) -> None:
     call: Any = world.start(
         "v3electionpb.Election/Observe", election_pb2.LeaderRequest(name=b"a1"), world.token("alice")
     )
@@ -86,8 +86,7 @@ async def test_a_wait_outlasts_a_second_change_of_users_amid_the_look_at_the_fir
 
 
 @pytest.mark.parametrize("method", [RANGE, TXN, "etcdserverpb.KV/RangeStream"])
-async def test_a_read_that_waits_for_its_slice_is_checked_when_it_begins(method: str) -> None:
-    world = world_of_alice()
+async def test_a_read_that_waits_for_its_slice_is_checked_when_it_begins(world: World, method: str) -> None:
     request: Any = rpc_pb2.RangeRequest(key=b"a", range_end=b"b")
     if method == TXN:
         request = rpc_pb2.TxnRequest(success=[rpc_pb2.RequestOp(request_range=request)])
@@ -102,8 +101,7 @@ async def test_a_read_that_waits_for_its_slice_is_checked_when_it_begins(method:
     assert call.status == DENIED
 
 
-async def test_delayed_member_list_is_withheld_from_deleted_user() -> None:
-    world = world_of_alice()
+async def test_delayed_member_list_is_withheld_from_deleted_user(world: World) -> None:
     service = ClusterService(world.responder, cast(Any, None))
     world.registry.unary("/etcdserverpb.Cluster/MemberList", service.member_list)
     world.node.is_held = True
@@ -115,9 +113,8 @@ async def test_delayed_member_list_is_withheld_from_deleted_user() -> None:
     assert [call.status for call in calls] == [(errors.UNAUTHENTICATED, "etcdserver: invalid auth token")] * 2
 
 
-async def test_member_that_another_member_has_just_added_can_be_updated_here() -> None:
+async def test_member_that_another_member_has_just_added_can_be_updated_here(world: World) -> None:
     """A member that lagged said that there is none of this id, without asking whether it knows all."""
-    world = world_of_alice()
     urls: list[tuple[str, ...]] = []
 
     async def update(member_id: int, peer_urls: tuple[str, ...], caller: object) -> list[rpc_pb2.Member]:
@@ -208,8 +205,7 @@ async def test_defragmentation_ends_with_the_right_to_it(monkeypatch: pytest.Mon
     assert (fake.runs, fake.is_waiting.is_set()) == (1, False)
 
 
-async def test_snapshot_that_waited_for_the_disk_shows_nothing_of_after_the_right(tmp_path: Path) -> None:
-    world = world_of_alice()
+async def test_snapshot_that_waited_for_the_disk_shows_nothing_of_after_the_right(world: World, tmp_path: Path) -> None:
     world.user("carol", role="root")
     backend = LMDBBackend(tmp_path / "db", 16 << 20)
     store = Store.open(backend, ThreadWriter(asyncio.get_running_loop().call_soon_threadsafe))
@@ -230,8 +226,7 @@ def _endless() -> Work[None]:
         yield
 
 
-async def test_a_watch_ends_with_the_right_however_many_long_reads_wait() -> None:
-    world = world_of_alice()
+async def test_a_watch_ends_with_the_right_however_many_long_reads_wait(world: World) -> None:
     call = world.start(WATCH, watch(b"a1", b""), world.token("alice"))
     await settled(call, 1)
     slices: Slices = world.responder.slices
@@ -304,8 +299,7 @@ def replace(world: World) -> None:
     world.user("alice", role="role-alice")
 
 
-async def test_watch_is_not_passed_on_to_a_later_user_added_amid_the_look_at_it() -> None:
-    world = world_of_alice()
+async def test_watch_is_not_passed_on_to_a_later_user_added_amid_the_look_at_it(world: World) -> None:
     call = world.start(WATCH, watch(b"a1", b""), cn="alice")
     count = RECHECKS_PER_STEP + 10
     for _ in range(count - 1):
@@ -327,8 +321,7 @@ async def test_watch_is_not_passed_on_to_a_later_user_added_amid_the_look_at_it(
 
 
 @pytest.mark.parametrize("ends", [revoke, replace])
-async def test_observer_is_told_no_leader_behind_the_right(ends: Callable[[World], None]) -> None:
-    world = world_of_alice()
+async def test_observer_is_told_no_leader_behind_the_right(world: World, ends: Callable[[World], None]) -> None:
     observe = election_pb2.LeaderRequest(name=b"a")
     call: Any = world.start("v3electionpb.Election/Observe", observe, cn="alice")
     await until(lambda: len(world.users.live) == 1)
@@ -344,9 +337,8 @@ async def test_observer_is_told_no_leader_behind_the_right(ends: Callable[[World
     assert (call.status, len(call.answers)) == ((errors.UNKNOWN, f"etcdserver: {text}"), 1)
 
 
-async def test_change_of_users_is_not_made_in_the_name_of_a_later_user() -> None:
+async def test_change_of_users_is_not_made_in_the_name_of_a_later_user(world: World) -> None:
     """Its password waited to be hashed, while the administrator was deleted and another of that name was added."""
-    world = world_of_alice()
     world.user("carol", role="root")
     world.node.is_held = True
     request = rpc_pb2.AuthUserAddRequest(name="backdoor", password="a long password")
@@ -360,8 +352,7 @@ async def test_change_of_users_is_not_made_in_the_name_of_a_later_user() -> None
     assert b"backdoor" not in world.auth.users
 
 
-async def test_lagging_leader_does_not_transfer_for_deleted_user() -> None:
-    world = world_of_alice()
+async def test_lagging_leader_does_not_transfer_for_deleted_user(world: World) -> None:
     world.user("carol", role="root")
     moved: list[int] = []
     vars(world.node).update(conf_state=SimpleNamespace(voters=(2, 3)), transfer_leader=moved.append)
@@ -408,9 +399,8 @@ WAITING: dict[str, tuple[Any, Change]] = {
 
 
 @pytest.mark.parametrize("method", WAITING)
-async def test_answer_that_waited_shows_nothing_of_after_the_right(method: str) -> None:
+async def test_answer_that_waited_shows_nothing_of_after_the_right(world: World, method: str) -> None:
     """For a quorum, or its turn among long reads; and the look at all calls has not come to this one."""
-    world = world_of_alice()
     world.user("carol", role="root")
     QuotaService(world.responder, cast(Any, None)).register(cast(Any, world.registry))
     world.node.on_applied.remove(world.users.live.applied)

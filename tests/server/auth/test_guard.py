@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import gc
 import weakref
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from typing import Any, cast
 
 import pytest
@@ -39,6 +41,12 @@ def world_of_alice(leases: tuple[int, ...] = ()) -> World:
     return world
 
 
+@pytest.fixture
+@asynccontextmanager
+async def world() -> AsyncIterator[World]:
+    yield world_of_alice()  # noqa: PT022  made on the loop
+
+
 def put(key: bytes = b"a1") -> rpc_pb2.PutRequest:
     return rpc_pb2.PutRequest(key=key, value=b"v")
 
@@ -54,8 +62,7 @@ async def test_without_users_every_call_is_allowed() -> None:
     assert await outcome(world, PUT, put(), "no token of any user") == LET_IN
 
 
-async def test_token_identifies_the_caller() -> None:
-    world = world_of_alice()
+async def test_token_identifies_the_caller(world: World) -> None:
     token = world.token("alice")
     assert await outcome(world, PUT, put(), token) == LET_IN
     assert await outcome(world, PUT, put(b"b1"), token) == DENIED
@@ -64,16 +71,14 @@ async def test_token_identifies_the_caller() -> None:
         assert await outcome(world, PUT, put(), wrong) == BAD_TOKEN, wrong
 
 
-async def test_a_token_may_come_as_authorization() -> None:
-    world = world_of_alice()
+async def test_a_token_may_come_as_authorization(world: World) -> None:
     token = world.token("alice")
     for value in (token, f"Bearer {token}"):
         assert await outcome(world, PUT, put(), headers={"authorization": value}) == LET_IN
     assert await outcome(world, PUT, put(), "x.1", headers={"authorization": token}) == BAD_TOKEN
 
 
-async def test_certificate_identifies_caller_without_token() -> None:
-    world = world_of_alice()
+async def test_certificate_identifies_caller_without_token(world: World) -> None:
     assert await outcome(world, PUT, put(), cn="alice") == LET_IN
     assert await outcome(world, PUT, put(b"b1"), cn="alice") == DENIED
     assert await outcome(world, PUT, put(), cn="stranger") == DENIED
@@ -82,15 +87,13 @@ async def test_certificate_identifies_caller_without_token() -> None:
     assert await outcome(world, PUT, put(), cn="alice", headers={"grpcgateway-accept": "*/*"}) == NOBODY
 
 
-async def test_invalid_request_is_refused_before_rights_are_checked() -> None:
-    world = world_of_alice()
+async def test_invalid_request_is_refused_before_rights_are_checked(world: World) -> None:
     empty = (errors.INVALID_ARGUMENT, "etcdserver: key is not provided")
     assert await outcome(world, PUT, put(b""), "x.1") == empty
     assert await outcome(world, RANGE, rpc_pb2.RangeRequest()) == empty
 
 
-async def test_long_txn_is_authorized_like_a_short_one() -> None:
-    world = world_of_alice()
+async def test_long_txn_is_authorized_like_a_short_one(world: World) -> None:
     token = world.token("alice")
 
     def txn(*keys: bytes) -> rpc_pb2.TxnRequest:
@@ -140,9 +143,8 @@ async def test_the_owner_of_a_lease_that_another_member_reports_is_a_user_or_non
     assert callers == ([Caller(b"alice", 9), None] if names else [None, None])
 
 
-async def test_keep_alives_let_in_by_older_users_are_left_to_their_member() -> None:
+async def test_keep_alives_let_in_by_older_users_are_left_to_their_member(world: World) -> None:
     """A member that lagged renewed the leases of a user who was deleted, for as long as it lagged."""
-    world = world_of_alice()
     handler, present = world.lease_service.for_members()[RENEW.path], world.auth.revision
     for revision, asks_users, is_taken in (
         (present, True, True),
@@ -204,8 +206,7 @@ async def test_leases_of_many_parts_are_checked_to_their_end(is_foreign: bool) -
     assert (code, text) == ((errors.UNKNOWN, DENIED[1]) if is_foreign else LET_IN)
 
 
-async def test_a_token_whose_entry_is_not_applied_yet_is_waited_for() -> None:
-    world = world_of_alice()
+async def test_a_token_whose_entry_is_not_applied_yet_is_waited_for(world: World) -> None:
     secret = "y" * 24
     call = world.start(PUT, put(), f"{secret}.{world.node.applied + 1}")
     stream = world.start(
@@ -261,8 +262,7 @@ async def test_tokens_of_the_future_are_waited_for_by_some_calls_for_a_while(mon
     await stop(watch_call)
 
 
-async def test_made_up_tokens_of_the_future_keep_no_call_of_another_address_out() -> None:
-    world = world_of_alice()
+async def test_made_up_tokens_of_the_future_keep_no_call_of_another_address_out(world: World) -> None:
     ahead = [world.start(PUT, put(), "y" * 24 + ".99999999999999999999") for _ in range(AHEAD_CALLS_MAX)]
     await asyncio.sleep(0)
     await asyncio.sleep(0)
@@ -281,11 +281,10 @@ async def test_made_up_tokens_of_the_future_keep_no_call_of_another_address_out(
     await until(lambda: handled == [honest])
 
 
-async def test_a_waiting_call_is_answered_for_any_exception_of_its_handler() -> None:
+async def test_a_waiting_call_is_answered_for_any_exception_of_its_handler(world: World) -> None:
     """A server answers for errors that handlers raise at once; after a wait no answer came, and clients waited for
     ever.
     """
-    world = world_of_alice()
     raised: list[Exception] = [RpcError(errors.FAILED_PRECONDITION, "not today"), ZeroDivisionError("secret")]
     secrets = ["y" * 24, "z" * 24]
 
@@ -309,8 +308,7 @@ async def test_a_waiting_call_is_answered_for_any_exception_of_its_handler() -> 
     }
 
 
-async def test_a_read_that_waited_is_checked_again() -> None:
-    world = world_of_alice()
+async def test_a_read_that_waited_is_checked_again(world: World) -> None:
     token = world.token("alice")
     world.node.is_held = True
     calls = [
@@ -322,9 +320,8 @@ async def test_a_read_that_waited_is_checked_again() -> None:
     assert [call.status for call in calls] == [DENIED, DENIED]
 
 
-async def test_names_that_no_user_has_get_no_share_of_their_own() -> None:
+async def test_names_that_no_user_has_get_no_share_of_their_own(world: World) -> None:
     """Certificates and signed tokens may name anyone: each made-up name had a share of what waits for its turn."""
-    world = world_of_alice()
     calls = [world.start(PUT, put(), cn=name) for name in ("alice", "made-up-1", "made-up-2")]
     assert [identity_of(call) for call in calls] == [b"alice", "address 10.0.0.1", "address 10.0.0.1"]
     assert all(call.status is not None for call in calls[1:])
@@ -344,8 +341,7 @@ async def test_a_connection_is_its_user_s_or_its_address_while_users_are_on() ->
     assert [identify("10.0.0.1:5", one) for one in shown] == [b"alice", "address 10.0.0.1", "address 10.0.0.1"]
 
 
-async def test_a_write_that_waited_is_checked_again() -> None:
-    world = world_of_alice()
+async def test_a_write_that_waited_is_checked_again(world: World) -> None:
     token = world.token("alice")
     world.node.is_held = True
     call = world.start(PUT, put(), token)
@@ -379,8 +375,7 @@ async def test_an_open_method_is_not_wrapped() -> None:
     assert around("/grpc.health.v1.Health/Check", Kind.UNARY, handler) is handler
 
 
-async def test_a_watch_ends_with_the_right_to_it() -> None:
-    world = world_of_alice()
+async def test_a_watch_ends_with_the_right_to_it(world: World) -> None:
     call = world.start("etcdserverpb.Watch/Watch", watch(b"a1", b""), world.token("alice"))
     call.ask(watch(b"a", b"\0"))
     call.ask(watch(b"b", b""))
@@ -400,8 +395,7 @@ async def test_a_watch_ends_with_the_right_to_it() -> None:
     await stop(call)
 
 
-async def test_an_ended_watch_is_freed_without_the_collector() -> None:
-    world = world_of_alice()
+async def test_an_ended_watch_is_freed_without_the_collector(world: World) -> None:
     gc.collect()
     gc.disable()
     try:

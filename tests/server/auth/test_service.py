@@ -6,7 +6,8 @@ import asyncio
 import base64
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +45,12 @@ async def with_passwords(**settings: Any) -> World:
     return world
 
 
+@pytest.fixture
+@asynccontextmanager
+async def world() -> AsyncIterator[World]:
+    yield await with_passwords()  # noqa: PT022  made on the loop
+
+
 def login(name: str, password: str | None = None) -> rpc_pb2.AuthenticateRequest:
     return rpc_pb2.AuthenticateRequest(name=name, password=f"{CANARY}-{name}" if password is None else password)
 
@@ -55,16 +62,14 @@ async def token_of(world: World, name: str) -> str:
     return token
 
 
-async def test_a_password_gives_a_token() -> None:
-    world = await with_passwords()
+async def test_a_password_gives_a_token(world: World) -> None:
     token = await token_of(world, "alice")
     assert int(token.partition(".")[2]) == world.node.applied
     assert await outcome(world, "etcdserverpb.KV/Put", put(), token) == LET_IN
     assert await token_of(world, "alice") != token
 
 
-async def test_refused_logins_look_and_cost_the_same() -> None:
-    world = await with_passwords()
+async def test_refused_logins_look_and_cost_the_same(world: World) -> None:
     passwords: Any = world.users.passwords
     real, worked = passwords.matches, []
 
@@ -85,8 +90,7 @@ async def test_refused_logins_look_and_cost_the_same() -> None:
     assert await outcome(World(), f"{AUTH}/Authenticate", login("alice", "x")) == off
 
 
-async def test_changed_users_cost_a_second_comparison_only_for_a_new_password() -> None:
-    world = await with_passwords()
+async def test_changed_users_cost_a_second_comparison_only_for_a_new_password(world: World) -> None:
     compared = 0
     passwords: Any = world.users.passwords
     real = passwords.matches
@@ -114,8 +118,7 @@ async def test_changed_users_cost_a_second_comparison_only_for_a_new_password() 
     assert await outcome(world, f"{AUTH}/Authenticate", login("alice")) == FAILED
 
 
-async def test_a_new_password_ends_the_tokens() -> None:
-    world = await with_passwords()
+async def test_a_new_password_ends_the_tokens(world: World) -> None:
     token, root = await token_of(world, "alice"), await token_of(world, "root")
     change = rpc_pb2.AuthUserChangePasswordRequest(name="alice", password="new")
     assert await outcome(world, f"{AUTH}/UserChangePassword", change, token) == DENIED
@@ -125,9 +128,8 @@ async def test_a_new_password_ends_the_tokens() -> None:
     assert await outcome(world, f"{AUTH}/Authenticate", login("alice", "new")) == LET_IN
 
 
-async def test_after_a_change_to_no_password_none_is_right() -> None:
+async def test_after_a_change_to_no_password_none_is_right(world: World) -> None:
     """An empty one must not be: the name alone would let a caller in."""
-    world = await with_passwords()
     root = await token_of(world, "root")
     change = rpc_pb2.AuthUserChangePasswordRequest(name="alice")
     assert await outcome(world, f"{AUTH}/UserChangePassword", change, root) == LET_IN
@@ -138,8 +140,7 @@ async def test_after_a_change_to_no_password_none_is_right() -> None:
     assert await outcome(world, f"{AUTH}/Authenticate", login("alice", "new")) == LET_IN
 
 
-async def test_disabling_ends_all_tokens() -> None:
-    world = await with_passwords()
+async def test_disabling_ends_all_tokens(world: World) -> None:
     root = await token_of(world, "root")
     assert await outcome(world, f"{AUTH}/AuthDisable", rpc_pb2.AuthDisableRequest(), root) == LET_IN
     assert await outcome(world, "etcdserverpb.KV/Put", put()) == LET_IN
@@ -147,15 +148,13 @@ async def test_disabling_ends_all_tokens() -> None:
     assert await outcome(world, "etcdserverpb.KV/Put", put(), root) == BAD_TOKEN
 
 
-async def test_changes_that_are_made_at_once_all_happen() -> None:
-    world = await with_passwords()
+async def test_changes_that_are_made_at_once_all_happen(world: World) -> None:
     root = await token_of(world, "root")
     calls = [world.call(f"{AUTH}/RoleAdd", rpc_pb2.AuthRoleAddRequest(name=f"r{number}"), root) for number in range(20)]
     assert [(code, text) for code, text, _ in await asyncio.gather(*calls)] == [LET_IN] * 20
 
 
-async def test_users_see_themselves_and_their_roles() -> None:
-    world = await with_passwords()
+async def test_users_see_themselves_and_their_roles(world: World) -> None:
     alice = await token_of(world, "alice")
     _, _, answer = await world.call(f"{AUTH}/UserGet", rpc_pb2.AuthUserGetRequest(name="alice"), alice)
     assert list(answer.roles) == ["a"]
@@ -173,9 +172,8 @@ async def test_users_see_themselves_and_their_roles() -> None:
         assert await outcome(world, f"{AUTH}/{method}", request) == NOBODY, method
 
 
-async def test_auth_status_needs_no_rights() -> None:
+async def test_auth_status_needs_no_rights(world: World) -> None:
     """Neither needs a token, as in etcd 3.7, but a token that is shown must be good."""
-    world = await with_passwords()
     _, _, status = await world.call(f"{AUTH}/AuthStatus", rpc_pb2.AuthStatusRequest())
     assert (status.enabled, status.authRevision) == (True, world.auth.revision)
     nothing = ("etcdserverpb.KV/Txn", rpc_pb2.TxnRequest())
@@ -184,16 +182,14 @@ async def test_auth_status_needs_no_rights() -> None:
         assert await outcome(world, path, request, "no.token") == BAD_TOKEN
 
 
-async def test_the_role_root_is_shown_with_all_keys() -> None:
-    world = await with_passwords()
+async def test_the_role_root_is_shown_with_all_keys(world: World) -> None:
     root = await token_of(world, "root")
     assert await outcome(world, f"{AUTH}/RoleAdd", rpc_pb2.AuthRoleAddRequest(name="root"), root) == LET_IN
     _, _, answer = await world.call(f"{AUTH}/RoleGet", rpc_pb2.AuthRoleGetRequest(role="root"), root)
     assert list(answer.perm) == [auth_pb2.Permission(permType="READWRITE", range_end=b"\0")]
 
 
-async def test_root_sees_all() -> None:
-    world = await with_passwords()
+async def test_root_sees_all(world: World) -> None:
     root = await token_of(world, "root")
     _, _, users = await world.call(f"{AUTH}/UserList", rpc_pb2.AuthUserListRequest(), root)
     _, _, roles = await world.call(f"{AUTH}/RoleList", rpc_pb2.AuthRoleListRequest(), root)

@@ -100,6 +100,11 @@ class World:
         return await self.gateway.handle(HttpRequest("POST", path, fields, body))
 
 
+@pytest.fixture
+def world() -> World:
+    return World()
+
+
 def pieces(response: HttpResponse) -> AsyncIterator[bytes]:
     assert not isinstance(response.body, bytes)
     return response.body
@@ -114,8 +119,7 @@ async def everything(response: HttpResponse) -> bytes:
     return b"".join([piece async for piece in pieces(response)])
 
 
-async def test_requests_are_the_objects_of_the_body_and_answers_are_lines() -> None:
-    world = World()
+async def test_requests_are_the_objects_of_the_body_and_answers_are_lines(world: World) -> None:
     response = await world.ask("/v3/lease/keepalive", b'{"ID":1} {"ID":"2"}\n[]{"ID":3}')
     assert response.status == 200
     assert await everything(response) == (b'{"result":{"ID":"1","TTL":"5"}}\n{"result":{"ID":"2","TTL":"5"}}\n'), (
@@ -125,8 +129,7 @@ async def test_requests_are_the_objects_of_the_body_and_answers_are_lines() -> N
     assert world.ended == ["released"]
 
 
-async def test_a_call_may_be_refused_as_it_begins() -> None:
-    world = World()
+async def test_a_call_may_be_refused_as_it_begins(world: World) -> None:
     world.refusal = RpcError(14, "etcdserver: no leader")
     response = await world.ask("/v3/lease/keepalive", b'{"ID":1}', grpc_timeout="20S")
     assert response.status == 503
@@ -173,9 +176,7 @@ async def test_an_error_is_the_last_line() -> None:
     )
 
 
-async def test_an_error_before_all_messages_is_the_status_too() -> None:
-    world = World()
-
+async def test_an_error_before_all_messages_is_the_status_too(world: World) -> None:
     async def refuse(call: StreamCall) -> None:
         raise RpcError(7, "etcdserver: permission denied")
 
@@ -187,15 +188,13 @@ async def test_an_error_before_all_messages_is_the_status_too() -> None:
     assert b'"grpc_code":7' in await everything(response)
 
 
-async def test_a_stream_that_says_nothing_ends_at_its_timeout() -> None:
-    world = World()
+async def test_a_stream_that_says_nothing_ends_at_its_timeout(world: World) -> None:
     response = await world.ask("/v3/watch", b"{}", grpc_timeout="5m")
     assert (response.status, code_of(response)) == (504, 4)
     assert not world.server.answers.accounts
 
 
-async def test_a_client_that_leaves_ends_the_call() -> None:
-    world = World()
+async def test_a_client_that_leaves_ends_the_call(world: World) -> None:
     response = await world.ask("/v3/watch", b'{"create_request":{"key":"ZnJhbWVz"}}')
     await anext(pieces(response))
     await close_body(response.body)
@@ -204,8 +203,7 @@ async def test_a_client_that_leaves_ends_the_call() -> None:
     assert world.server.answers.used_bytes == 0
 
 
-async def test_a_client_that_leaves_before_the_first_message_ends_the_call() -> None:
-    world = World()
+async def test_a_client_that_leaves_before_the_first_message_ends_the_call(world: World) -> None:
     task = asyncio.create_task(world.ask("/v3/watch", b"{}"))
     for _ in range(5):
         await asyncio.sleep(0)
@@ -269,8 +267,7 @@ async def test_large_answers_of_a_txn_are_walked_to_the_bottom() -> None:
     assert (await everything(await world.ask("/v3/kv/txn", b"{}"))).decode() == encode(answer)
 
 
-async def test_unread_stream_is_closed_when_memory_is_needed() -> None:
-    world = World()
+async def test_unread_stream_is_closed_when_memory_is_needed(world: World) -> None:
     answer = rpc_pb2.RangeResponse(kvs=[kv(n, 1000) for n in range(1000)]).SerializeToString()
     world.server.unary(RANGE, lambda call, _: call.reply(answer))
     world.gateway.serve(world.server)
@@ -287,8 +284,7 @@ async def test_unread_stream_is_closed_when_memory_is_needed() -> None:
     assert b'{"error":{"grpc_code":8' in await everything(stream)
 
 
-async def test_a_call_that_waits_ends_when_its_account_does() -> None:
-    world = World()
+async def test_a_call_that_waits_ends_when_its_account_does(world: World) -> None:
     world.server.unary(RANGE, lambda call, _: None)
     world.gateway.serve(world.server)
     task = asyncio.create_task(world.ask("/v3/kv/range", b"{}"))

@@ -80,8 +80,12 @@ class World:
         return await self.gateway.handle(HttpRequest(method, target, fields, body, certificate={"subject": ()}))
 
 
-async def test_answers_come_from_the_handler_of_grpc_within_what_is_around_it() -> None:
-    world = World()
+@pytest.fixture
+def world() -> World:
+    return World()
+
+
+async def test_answers_come_from_the_handler_of_grpc_within_what_is_around_it(world: World) -> None:
     response = await world.ask("/v3/kv/range", b'{"key":"Zm9v"}')
     assert (response.status, response.body) == (200, b'{"count":"7"}')
     assert response.headers == (
@@ -97,8 +101,7 @@ async def test_an_answer_in_pieces_is_one_message() -> None:
     assert await body_of(response) == b'{"kvs":[{"key":"YQ=="},{"key":"YQ=="}]}'
 
 
-async def test_request_log_learns_that_a_request_became_a_call() -> None:
-    world = World()
+async def test_request_log_learns_that_a_request_became_a_call(world: World) -> None:
     for body, is_call in (
         (b'{"key":"Zm9v"}', True),
         (b'{"key":"YmFk"}', True),
@@ -109,8 +112,7 @@ async def test_request_log_learns_that_a_request_became_a_call() -> None:
     assert (await world.ask("/v3/kv/put", grpc_timeout="5m")).is_call
 
 
-async def test_errors_have_etcds_status_and_body() -> None:
-    world = World()
+async def test_errors_have_etcds_status_and_body(world: World) -> None:
     response = await world.ask("/v3/kv/range", b'{"key":"YmFk"}')
     text = b"etcdserver: not today"
     assert (response.status, response.body) == (400, b'{"error":"%s","code":9,"message":"%s"}' % (text, text))
@@ -119,8 +121,7 @@ async def test_errors_have_etcds_status_and_body() -> None:
     assert (response.status, response.body) == (400, b'{"error":"unexpected EOF","code":3,"message":"unexpected EOF"}')
 
 
-async def test_messages_nested_too_deep_are_refused() -> None:
-    world = World()
+async def test_messages_nested_too_deep_are_refused(world: World) -> None:
     world.server.unary("/etcdserverpb.KV/Txn", world._put)
     world.gateway.serve(world.server)
     body = b'{"success":[{"requestTxn":' * 2000 + b"{}" + b"}]}" * 2000
@@ -133,8 +134,7 @@ async def test_a_fault_of_a_handler_is_not_told(caplog: pytest.LogCaptureFixture
     assert (response.status, response.body) == (500, b'{"error":"internal error","code":13,"message":"internal error"}')
 
 
-async def test_paths_and_methods() -> None:
-    world = World()
+async def test_paths_and_methods(world: World) -> None:
     assert (await world.ask("/v3beta/kv/range")).status == 200
     assert (await world.ask("/v3/kv/%72ange?x=y")).status == 200
     for path in ("/v3/kv/range/", "/v3/kv/nothing", "/v3/kv/rangestream", "/v3/"):
@@ -152,15 +152,13 @@ async def test_paths_and_methods() -> None:
         assert (response.status, response.headers) == (301, (("location", target),))
 
 
-async def test_the_document_of_the_paths_is_served() -> None:
-    world = World()
+async def test_the_document_of_the_paths_is_served(world: World) -> None:
     response = await world.ask("/v3/openapi.json", b"", "GET")
     assert (response.status, bytes(response.body)[:19]) == (200, b'{"openapi":"3.0.3",')
     assert (await world.ask("/v3/openapi.json")).status == 404
 
 
-async def test_binary_metadata_is_looked_at() -> None:
-    world = World()
+async def test_binary_metadata_is_looked_at(world: World) -> None:
     response = await world.ask("/v3/kv/range", grpc_metadata_a_bin="%%%")
     text = b"invalid binary header Grpc-Metadata-A-Bin: illegal base64 data at input byte 0"
     assert (response.status, response.body) == (400, b'{"error":"%s","code":3,"message":"%s"}' % (text, text))
@@ -168,8 +166,7 @@ async def test_binary_metadata_is_looked_at() -> None:
     assert world.calls[0].metadata["a-bin"] == b"a"
 
 
-async def test_forwarded_parts_of_the_request() -> None:
-    world = World()
+async def test_forwarded_parts_of_the_request(world: World) -> None:
     await world.ask("/v3/kv/range", authorization="secret", grpc_metadata_hasleader="true", user_agent="curl")
     assert world.calls[0].headers == (
         (b"grpcgateway-accept", b"*/*"),
@@ -178,15 +175,13 @@ async def test_forwarded_parts_of_the_request() -> None:
     )
 
 
-async def test_an_unanswered_call_ends_at_its_timeout() -> None:
-    world = World()
+async def test_an_unanswered_call_ends_at_its_timeout(world: World) -> None:
     response = await world.ask("/v3/kv/put", grpc_timeout="5m")
     assert response.status == 504
     assert b"context deadline exceeded" in bytes(response.body)
 
 
-async def test_timeouts_are_read_as_go_reads_them() -> None:
-    world = World()
+async def test_timeouts_are_read_as_go_reads_them(world: World) -> None:
     for wrong in ("5x", "5", "S", "5 S", "0x5S", "1_0S", "5.0S", "9223372036854775808S", "1" * 10_000 + "S"):
         assert (await world.ask("/v3/kv/range", grpc_timeout=wrong)).status == 400, wrong
     for passed in ("-1S", "2562048H"):
@@ -207,9 +202,8 @@ def _nested(depth: int) -> bytes:
     return json.dumps(txn).encode()
 
 
-async def test_messages_are_nested_as_deep_as_they_and_their_answers_can_be_read() -> None:
+async def test_messages_are_nested_as_deep_as_they_and_their_answers_can_be_read(world: World) -> None:
     """Parsers of messages stop at 100; a txn just below was done, and its answer could not be written."""
-    world = World()
     taken: list[bytes] = []
 
     def txn(call: UnaryCall, message: bytes) -> None:
@@ -235,8 +229,7 @@ async def test_messages_are_nested_as_deep_as_they_and_their_answers_can_be_read
     rpc_pb2.TxnResponse.FromString(answer.SerializeToString())
 
 
-async def test_a_client_that_leaves_cancels_its_call() -> None:
-    world = World()
+async def test_a_client_that_leaves_cancels_its_call(world: World) -> None:
     task = asyncio.create_task(world.ask("/v3/kv/put"))
     await until(lambda: bool(world.calls))
     told: list[bool] = []
@@ -251,9 +244,8 @@ async def test_a_client_that_leaves_cancels_its_call() -> None:
 
 
 @pytest.mark.parametrize("is_read", [False, True])
-async def test_a_large_answer_is_freed_in_steps(is_read: bool) -> None:
+async def test_a_large_answer_is_freed_in_steps(world: World, is_read: bool) -> None:
     # All of it was kept until its end, and freed then in one turn: 0.1 s for 512 MiB.
-    world = World()
     kv = rpc_pb2.RangeResponse(kvs=[{"key": b"a", "value": bytes(1 << 20)}]).SerializeToString()
     pieces = [kv[:-1] + bytes([number]) for number in range(20)]
     task = asyncio.ensure_future(world.ask("/v3/kv/range", b'{"key":"bGF0ZXI="}'))

@@ -24,11 +24,6 @@ from tests.storage.wal.helpers import DIRECTORY, append_synced, create, entries,
 from tests.storage.wal.simdisk import SimDisk
 
 
-@pytest.fixture
-def disk() -> SimDisk:
-    return SimDisk()
-
-
 @pytest.fixture(autouse=True)
 def _disarmed() -> Iterator[None]:
     yield
@@ -46,8 +41,7 @@ def fill_segment(wal: WAL) -> int:
 
 
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT])
-def test_a_full_disk_is_told_apart_and_the_append_can_be_tried_again(disk: SimDisk, number: int) -> None:
-    wal = create(disk)
+def test_a_full_disk_is_told_apart_and_the_append_can_be_tried_again(wal: WAL, disk: SimDisk, number: int) -> None:
     index = fill_segment(wal)
     big = entries(index, index, data=b"z" * 300)
     disk.fail("allocate", number)
@@ -64,8 +58,7 @@ def test_a_full_disk_is_told_apart_and_the_append_can_be_tried_again(disk: SimDi
     assert indexes(recover(disk).entries) == list(range(1, index + 1))
 
 
-def test_a_full_disk_is_met_by_prepare_next_while_there_is_still_room(disk: SimDisk) -> None:
-    wal = create(disk)
+def test_a_full_disk_is_met_by_prepare_next_while_there_is_still_room(wal: WAL, disk: SimDisk) -> None:
     append_synced(wal, 1, 25)
     assert wal.needs_next
     disk.fail("allocate", errno.ENOSPC)
@@ -77,9 +70,8 @@ def test_a_full_disk_is_met_by_prepare_next_while_there_is_still_room(disk: SimD
     assert indexes(recover(disk).entries) == list(range(1, 28))
 
 
-def test_a_disk_without_room_for_one_more_name_is_a_full_disk(disk: SimDisk) -> None:
+def test_a_disk_without_room_for_one_more_name_is_a_full_disk(wal: WAL, disk: SimDisk) -> None:
     """All inodes are used, or the quota of files."""
-    wal = create(disk)
     append_synced(wal, 1, 25)
     disk.fail("create", errno.ENOSPC)
     with pytest.raises(WALSpaceError, match="no room for one more file"):
@@ -93,9 +85,8 @@ def test_a_disk_without_room_for_one_more_name_is_a_full_disk(disk: SimDisk) -> 
 
 
 @pytest.mark.parametrize("number", [errno.EMFILE, errno.ENFILE])
-def test_a_lack_of_descriptors_is_waited_out_while_there_is_still_room(disk: SimDisk, number: int) -> None:
+def test_a_lack_of_descriptors_is_waited_out_while_there_is_still_room(wal: WAL, disk: SimDisk, number: int) -> None:
     """Any program can use up all descriptors for a moment; the log needs none before its segment is full."""
-    wal = create(disk)
     append_synced(wal, 1, 25)
     disk.fail("create", number)
     wal.prepare_next()
@@ -122,10 +113,9 @@ def test_a_full_disk_at_create_leaves_nothing_behind(disk: SimDisk, operation: s
 
 @pytest.mark.parametrize("operation", ["create", "write"])
 def test_a_full_disk_keeps_no_torn_log_from_being_opened(
-    disk: SimDisk, monkeypatch: pytest.MonkeyPatch, operation: str
+    wal: WAL, disk: SimDisk, monkeypatch: pytest.MonkeyPatch, operation: str
 ) -> None:
     """The copy of what is cut off takes as much room as a segment; these bytes were never reported as durable."""
-    wal = create(disk)
     append_synced(wal, 1, 3)
     wal.append(None, entries(4, 4, data=b"y" * 1000))
     disk.kill()
@@ -196,8 +186,9 @@ def uses(wal: WAL) -> list[Callable[[], object]]:
 
 @pytest.mark.parametrize("operation", ["write", "sync_data"])
 @pytest.mark.parametrize("number", [errno.EIO, errno.ENOSPC, errno.EROFS])
-def test_after_a_failed_write_or_sync_nothing_is_ever_tried_again(disk: SimDisk, operation: str, number: int) -> None:
-    wal = create(disk)
+def test_after_a_failed_write_or_sync_nothing_is_ever_tried_again(
+    wal: WAL, disk: SimDisk, operation: str, number: int
+) -> None:
     append_synced(wal, 1, 3)
     disk.fail(operation, number)
     with pytest.raises(WALFailedError, match=os.strerror(number)):
@@ -254,8 +245,7 @@ def test_a_failure_in_a_cut_ends_the_use_and_loses_nothing(disk: SimDisk, operat
 
 
 @pytest.mark.parametrize("operation", ["remove", "sync_directory"])
-def test_a_removal_that_fails_is_made_by_the_next_release(disk: SimDisk, operation: str) -> None:
-    wal = create(disk)
+def test_a_removal_that_fails_is_made_by_the_next_release(wal: WAL, disk: SimDisk, operation: str) -> None:
     append_synced(wal, 1, 200)
     wal.save_snapshot(SnapshotMeta(190, 1))
     disk.fail(operation, errno.EIO, 1)
@@ -269,8 +259,7 @@ def test_a_removal_that_fails_is_made_by_the_next_release(disk: SimDisk, operati
 
 
 @pytest.mark.parametrize("operation", ["open", "read", "lock", "list_names", "sync_data", "sync_directory"])
-def test_a_failure_to_open_is_one_error_and_gives_the_lock_back(disk: SimDisk, operation: str) -> None:
-    wal = create(disk)
+def test_a_failure_to_open_is_one_error_and_gives_the_lock_back(wal: WAL, disk: SimDisk, operation: str) -> None:
     append_synced(wal, 1, 3)
     wal.close()
     disk.fail(operation, errno.EIO)
@@ -363,8 +352,7 @@ def test_a_crash_at_any_failpoint_loses_nothing_that_was_synced(site: str) -> No
 
 
 @pytest.mark.parametrize("site", ["walBeforeRepair", "walAfterRepairCopy", "walAfterRepair"])
-def test_a_crash_in_a_repair_is_repaired_again(disk: SimDisk, site: str) -> None:
-    wal = create(disk)
+def test_a_crash_in_a_repair_is_repaired_again(wal: WAL, disk: SimDisk, site: str) -> None:
     append_synced(wal, 1, 3)
     disk.fail("write", errno.EIO)
     with pytest.raises(WALFailedError):

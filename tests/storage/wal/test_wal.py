@@ -38,12 +38,6 @@ from tests.storage.wal.helpers import (
 )
 from tests.storage.wal.simdisk import SimDisk
 
-
-@pytest.fixture
-def disk() -> SimDisk:
-    return SimDisk()
-
-
 # -- on real files ----------------------------------------------------------------------------------------------
 
 
@@ -169,8 +163,7 @@ def test_create_and_open_errors(directory: str, tmp_path: Path) -> None:
 # -- append, cut, release ---------------------------------------------------------------------------------------
 
 
-def test_a_batch_is_one_write_and_a_sync_is_one_sync(disk: SimDisk) -> None:
-    wal = create(disk)
+def test_a_batch_is_one_write_and_a_sync_is_one_sync(wal: WAL, disk: SimDisk) -> None:
     disk.calls.clear()
     wal.append(HardState(1, 1, 0), entries(1, 9))
     assert disk.calls == ["write"]
@@ -225,8 +218,7 @@ def test_blocks_are_written_ahead_so_that_few_syncs_meet_a_new_one() -> None:
     assert indexes(recover(disk).entries)[-1] == 1000
 
 
-def test_a_sync_can_be_done_by_another(disk: SimDisk) -> None:
-    wal = create(disk)
+def test_a_sync_can_be_done_by_another(wal: WAL, disk: SimDisk) -> None:
     assert not wal.start_sync(lambda fd: True), "there is nothing to sync"
     wal.append(HardState(1, 1, 0), entries(1, 9))
     disk.calls.clear()
@@ -239,8 +231,7 @@ def test_a_sync_can_be_done_by_another(disk: SimDisk) -> None:
     assert disk.calls == ["write", "sync_data"]
 
 
-def test_a_batch_larger_than_a_segment_gets_a_larger_segment(disk: SimDisk) -> None:
-    wal = create(disk)
+def test_a_batch_larger_than_a_segment_gets_a_larger_segment(wal: WAL, disk: SimDisk) -> None:
     append_synced(wal, 1, 1)
     wal.append(None, [Entry(1, 2, b"z" * 50_000)])
     append_synced(wal, 3, 4)
@@ -249,8 +240,7 @@ def test_a_batch_larger_than_a_segment_gets_a_larger_segment(disk: SimDisk) -> N
     assert indexes(recover(disk).entries) == [1, 2, 3, 4]
 
 
-def test_the_cut_uses_the_segment_prepared_ahead(disk: SimDisk) -> None:
-    wal = create(disk)
+def test_the_cut_uses_the_segment_prepared_ahead(wal: WAL, disk: SimDisk) -> None:
     assert not wal.needs_next
     append_synced(wal, 1, 25)
     assert wal.needs_next
@@ -265,8 +255,7 @@ def test_the_cut_uses_the_segment_prepared_ahead(disk: SimDisk) -> None:
     assert indexes(recover(disk).entries) == list(range(1, 41))
 
 
-def test_release_deletes_the_oldest_segments_wholly_below(disk: SimDisk) -> None:
-    wal = create(disk)
+def test_release_deletes_the_oldest_segments_wholly_below(wal: WAL, disk: SimDisk) -> None:
     append_synced(wal, 1, 200)
     first = [int(name[17:33], 16) for name in wal.segments]
     assert len(first) > 4
@@ -281,9 +270,8 @@ def test_release_deletes_the_oldest_segments_wholly_below(disk: SimDisk) -> None
     assert indexes(recovered.entries) == list(range(first[2] + 2, 201))
 
 
-def test_segments_that_wait_for_an_archive_alone_are_not_read(disk: SimDisk) -> None:
+def test_segments_that_wait_for_an_archive_alone_are_not_read(wal: WAL, disk: SimDisk) -> None:
     """A member started while its archive was away loaded gigabytes of entries from these segments."""
-    wal = create(disk)
     append_synced(wal, 1, 200)
     wal.keep(0)
     wal.save_snapshot(SnapshotMeta(199, 1))
@@ -307,8 +295,7 @@ def test_segments_that_wait_for_an_archive_alone_are_not_read(disk: SimDisk) -> 
     assert indexes(recover(disk).entries) == list(range(200, 301))
 
 
-def test_each_segment_is_readable_alone(disk: SimDisk) -> None:
-    wal = create(disk)
+def test_each_segment_is_readable_alone(wal: WAL, disk: SimDisk) -> None:
     append_synced(wal, 1, 100)
     wal.save_snapshot(SnapshotMeta(99, 1, ConfState((1, 2, 3))))
     append_synced(wal, 101, 140)
@@ -320,8 +307,7 @@ def test_each_segment_is_readable_alone(disk: SimDisk) -> None:
     assert indexes(recovered.entries) == list(range(100, 141))
 
 
-def test_entries_after_earlier_marker_are_readable(disk: SimDisk) -> None:
-    wal = create(disk)
+def test_entries_after_earlier_marker_are_readable(wal: WAL, disk: SimDisk) -> None:
     append_synced(wal, 1, 10)
     wal.save_snapshot(SnapshotMeta(4, 1))
     wal.save_snapshot(SnapshotMeta(8, 1))
@@ -335,8 +321,7 @@ def test_entries_after_earlier_marker_are_readable(disk: SimDisk) -> None:
         reopen(disk, snapshot_index=5)
 
 
-def test_snapshot_beyond_log_restarts_it(disk: SimDisk) -> None:
-    wal = create(disk)
+def test_snapshot_beyond_log_restarts_it(wal: WAL, disk: SimDisk) -> None:
     append_synced(wal, 1, 5)
     wal.save_snapshot(SnapshotMeta(50, 3), HardState(3, 0, 50))
     wal.append(None, entries(51, 52, term=3))
@@ -358,9 +343,8 @@ def test_snapshot_beyond_log_restarts_it(disk: SimDisk) -> None:
     ],
 )
 def test_a_batch_that_could_not_be_opened_again_is_not_written(
-    disk: SimDisk, hard_state: HardState | None, batch: list[Entry], reason: str
+    wal: WAL, disk: SimDisk, hard_state: HardState | None, batch: list[Entry], reason: str
 ) -> None:
-    wal = create(disk)
     append_synced(wal, 1, 5)
     before = disk.contents()
     with pytest.raises(InvariantError, match=reason):
@@ -372,16 +356,14 @@ def test_a_batch_that_could_not_be_opened_again_is_not_written(
         wal.save_snapshot(SnapshotMeta(2, 1))
 
 
-def test_a_commit_index_may_come_with_the_overwriting_entries_it_commits(disk: SimDisk) -> None:
-    wal = create(disk)
+def test_a_commit_index_may_come_with_the_overwriting_entries_it_commits(wal: WAL, disk: SimDisk) -> None:
     append_synced(wal, 1, 5)
     wal.append(HardState(2, 1, 6), entries(5, 7, term=2))
     wal.close()
     assert [(entry.term, entry.index) for entry in recover(disk).entries[-3:]] == [(2, 5), (2, 6), (2, 7)]
 
 
-def test_open_syncs_bytes_of_a_killed_process_before_use(disk: SimDisk) -> None:
-    wal = create(disk)
+def test_open_syncs_bytes_of_a_killed_process_before_use(wal: WAL, disk: SimDisk) -> None:
     wal.append(None, entries(1, 1))
     disk.kill()
     disk.calls.clear()
@@ -428,8 +410,7 @@ def test_a_segment_of_another_log_is_refused(disk: SimDisk) -> None:
         recover(disk)
 
 
-def test_different_metadata_in_a_chained_segment_are_refused(disk: SimDisk) -> None:
-    wal = create(disk)
+def test_different_metadata_in_a_chained_segment_are_refused(wal: WAL, disk: SimDisk) -> None:
     append_synced(wal, 1, 5)
     wal._metadata = b"someone else"
     append_synced(wal, 6, 60)
@@ -458,8 +439,7 @@ def test_a_torn_tail_in_an_earlier_segment_is_damage(disk: SimDisk) -> None:
     assert caught.value.path == paths[0]
 
 
-def test_a_whole_frame_that_does_not_follow_the_one_before_it_is_refused(disk: SimDisk) -> None:
-    wal = create(disk)
+def test_a_whole_frame_that_does_not_follow_the_one_before_it_is_refused(wal: WAL, disk: SimDisk) -> None:
     append_synced(wal, 1, 3)
     offset = wal._offset
     wal._crc ^= 1
@@ -485,8 +465,7 @@ def test_another_format_version_is_refused_by_name(disk: SimDisk) -> None:
         recover(disk)
 
 
-def test_an_index_with_a_right_checksum_but_a_gap_is_refused(disk: SimDisk) -> None:
-    wal = create(disk)
+def test_an_index_with_a_right_checksum_but_a_gap_is_refused(wal: WAL, disk: SimDisk) -> None:
     append_synced(wal, 1, 3)
     wal.last_index = 2**63
     offset = wal._offset
@@ -499,8 +478,7 @@ def test_an_index_with_a_right_checksum_but_a_gap_is_refused(disk: SimDisk) -> N
     assert str(caught.value).startswith(f"write-ahead log {last_segment(disk)} is damaged at offset {offset + 32}: ")
 
 
-def test_a_log_shorter_than_its_commit_index_is_refused_and_left_as_it_is(disk: SimDisk) -> None:
-    wal = create(disk)
+def test_a_log_shorter_than_its_commit_index_is_refused_and_left_as_it_is(wal: WAL, disk: SimDisk) -> None:
     append_synced(wal, 1, 3)
     wal.last_index = 9  # as if entries 4 to 9 had been there, and the device had lost them
     wal.append(HardState(1, 1, 9), [])
@@ -514,8 +492,7 @@ def test_a_log_shorter_than_its_commit_index_is_refused_and_left_as_it_is(disk: 
     assert disk.contents() == before
 
 
-def test_a_closed_log_refuses(disk: SimDisk) -> None:
-    wal = create(disk)
+def test_a_closed_log_refuses(wal: WAL) -> None:
     wal.close()
     wal.close()
     for use in (lambda: wal.append(HardState(1), []), wal.sync, wal.prepare_next, lambda: wal.release(1)):
@@ -526,8 +503,7 @@ def test_a_closed_log_refuses(disk: SimDisk) -> None:
 # -- the text form ----------------------------------------------------------------------------------------------
 
 
-def test_describe_has_a_line_for_every_record(disk: SimDisk) -> None:
-    wal = create(disk)
+def test_describe_has_a_line_for_every_record(wal: WAL, disk: SimDisk) -> None:
     wal.append(HardState(1, 2, 1), entries(1, 2))
     wal.save_snapshot(SnapshotMeta(1, 1, ConfState((10, 11))))
     wal.close()
@@ -546,8 +522,7 @@ def test_describe_has_a_line_for_every_record(disk: SimDisk) -> None:
     ]
 
 
-def test_describe_says_where_a_log_stops_being_readable(disk: SimDisk) -> None:
-    wal = create(disk)
+def test_describe_says_where_a_log_stops_being_readable(wal: WAL, disk: SimDisk) -> None:
     append_synced(wal, 1, 3)
     wal.close()
     disk.names[last_segment(disk)].data[300] ^= 1

@@ -87,8 +87,7 @@ def ttl_of(world: LedgerWorld, key: str) -> int:
     return world.store.leases[world.store.items[key.encode()].lease].ttl_s
 
 
-async def test_the_third_fault_within_the_window_denies_the_host() -> None:
-    world = LedgerWorld()
+async def test_the_third_fault_within_the_window_denies_the_host(world: LedgerWorld) -> None:
     changes: list[frozenset[str]] = []
     denylist = Denylist(world.control(1), CONFIG)
     watcher = Denylist(world.control(2), CONFIG, lambda: changes.append(watcher.denied))
@@ -115,8 +114,7 @@ async def test_the_third_fault_within_the_window_denies_the_host() -> None:
     assert await denylist.strike(fault(5)), "on probation: its strikes are still there"
 
 
-async def test_strikes_that_ended_do_not_count() -> None:
-    world = LedgerWorld()
+async def test_strikes_that_ended_do_not_count(world: LedgerWorld) -> None:
     denylist = Denylist(world.control(), CONFIG)
     for generation in range(1, 9):
         assert not await denylist.strike(fault(generation))
@@ -125,8 +123,7 @@ async def test_strikes_that_ended_do_not_count() -> None:
             world.store.revoke(world.store.items[key.encode()].lease)
 
 
-async def test_two_faults_told_at_once_are_both_counted() -> None:
-    world = LedgerWorld()
+async def test_two_faults_told_at_once_are_both_counted(world: LedgerWorld) -> None:
     control = world.control()
     limits = replace(CONFIG, fault_limit=2)
     first, second = Denylist(control, limits), Denylist(world.control(), limits)
@@ -142,8 +139,7 @@ async def test_two_faults_told_at_once_are_both_counted() -> None:
     assert await first.strike(fault(1))
 
 
-async def test_runs_of_a_cluster_share_what_they_know() -> None:
-    world = LedgerWorld()
+async def test_runs_of_a_cluster_share_what_they_know(world: LedgerWorld) -> None:
     shared = replace(CONFIG, cluster="gpu", fault_limit=2)
     first, second = (Denylist(world.control(), replace(shared, run_id=run)) for run in ("a", "b"))
     assert not await first.strike(fault(1))
@@ -153,17 +149,15 @@ async def test_runs_of_a_cluster_share_what_they_know() -> None:
     assert b"/raftkv/train-cluster/gpu/deny/h1" in world.store.items
 
 
-async def test_limit_of_zero_denies_no_host_and_writes_nothing() -> None:
-    world = LedgerWorld()
+async def test_limit_of_zero_denies_no_host_and_writes_nothing(world: LedgerWorld) -> None:
     denylist = Denylist(world.control(), replace(CONFIG, fault_limit=0))
     await denylist.refresh()
     assert not await denylist.strike(fault(1))
     assert (world.txns, world.store.leases) == (0, {})
 
 
-async def test_strikes_without_a_lease_do_not_count() -> None:
+async def test_strikes_without_a_lease_do_not_count(world: LedgerWorld) -> None:
     """Copies of old ones, as a mirror of another cluster writes them, counted for ever: each fault denied the host."""
-    world = LedgerWorld()
     denylist, keys = Denylist(world.control(), CONFIG), DenyKeys.of("job", "")
     for generation in (1, 2):
         world.store.txn((), (Put(keys.strike("job", fault(generation)), fault(generation).encode()),))
@@ -171,8 +165,7 @@ async def test_strikes_without_a_lease_do_not_count() -> None:
     denylist.close()
 
 
-async def test_an_operator_can_deny_a_host_and_the_watch_is_begun_again() -> None:
-    world = LedgerWorld()
+async def test_an_operator_can_deny_a_host_and_the_watch_is_begun_again(world: LedgerWorld) -> None:
     control = world.control()
     denylist = Denylist(control, CONFIG)
     await denylist.refresh()
@@ -186,9 +179,7 @@ async def test_an_operator_can_deny_a_host_and_the_watch_is_begun_again() -> Non
 
 
 @pytest.mark.parametrize("seed", long_except(range(20), range(6)))
-async def test_arbiters_that_tell_the_same_faults_at_once_with_lost_answers(seed: int) -> None:
-    world = LedgerWorld()
-
+async def test_arbiters_that_tell_the_same_faults_at_once_with_lost_answers(world: LedgerWorld, seed: int) -> None:
     async def tell(number: int) -> None:
         denylist = Denylist(world.control(seed * 10 + number, lost=0.15), CONFIG)
         for generation in (1, 2, 3 if seed % 2 else 2):

@@ -87,8 +87,7 @@ async def settle() -> None:
         await asyncio.sleep(0)
 
 
-async def test_a_run_that_waits_is_called_back_when_slots_become_free() -> None:
-    world = LedgerWorld()
+async def test_a_run_that_waits_is_called_back_when_slots_become_free(world: LedgerWorld) -> None:
     first, second = Arbiter(world, "a", ["h1", "h2"], 2), Arbiter(world, "b", ["h2", "h3"], 2)
     assert (await first.ask()) == ("a-h1", "a-h2")
     assert await second.ask() == ()
@@ -101,8 +100,7 @@ async def test_a_run_that_waits_is_called_back_when_slots_become_free() -> None:
     assert KEYS.ledger.encode() not in world.store.items, "nothing stays behind"
 
 
-async def test_asking_again_writes_nothing_and_quiet_runs_read_nothing() -> None:
-    world = LedgerWorld()
+async def test_asking_again_writes_nothing_and_quiet_runs_read_nothing(world: LedgerWorld) -> None:
     first, second = Arbiter(world, "a", ["h1"], 1), Arbiter(world, "b", ["h1"], 1)
     await first.ask()
     await second.ask()
@@ -121,8 +119,7 @@ async def test_asking_again_writes_nothing_and_quiet_runs_read_nothing() -> None
 
 
 @pytest.mark.parametrize("waits_first", [True, False])
-async def test_a_run_that_died_loses_its_claims(waits_first: bool) -> None:
-    world = LedgerWorld()
+async def test_a_run_that_died_loses_its_claims(world: LedgerWorld, waits_first: bool) -> None:
     first, second = Arbiter(world, "a", ["h1"], 1), Arbiter(world, "b", ["h1"], 1)
     await first.ask()
     if waits_first:
@@ -150,9 +147,8 @@ class Confined(FakeControl):
         return await super().txn(compares, then, otherwise)
 
 
-async def test_a_run_whose_nodes_another_team_may_not_read_counts_as_alive() -> None:
+async def test_a_run_whose_nodes_another_team_may_not_read_counts_as_alive(world: LedgerWorld) -> None:
     """Two teams with the roles of `run grant` shared no cluster: the second run was refused the nodes of the first."""
-    world = LedgerWorld()
     first, other = Arbiter(world, "a", ["h1", "h2"], 2), Arbiter(world, "c", ["h4"], 1)
     await first.ask()
     await other.ask()
@@ -172,8 +168,7 @@ async def test_a_run_whose_nodes_another_team_may_not_read_counts_as_alive() -> 
     assert control.refused == refused  # asked once
 
 
-async def test_a_run_that_came_later_and_died_with_the_slots_is_noticed() -> None:
-    world = LedgerWorld()
+async def test_a_run_that_came_later_and_died_with_the_slots_is_noticed(world: LedgerWorld) -> None:
     first, big, small = (
         Arbiter(world, "a", ["h1"], 1), Arbiter(world, "big", ["h1", "h2"], 2), Arbiter(world, "small", ["h2"], 1)
     )  # fmt: skip
@@ -188,8 +183,7 @@ async def test_a_run_that_came_later_and_died_with_the_slots_is_noticed() -> Non
     assert await big.ask() == ("big-h1", "big-h2")
 
 
-async def test_the_ghost_of_a_dead_run_gets_nothing() -> None:
-    world = LedgerWorld()
+async def test_the_ghost_of_a_dead_run_gets_nothing(world: LedgerWorld) -> None:
     ghost = Arbiter(world, "a", ["h1"], 1)
     await ghost.ask()
     ghost.die()
@@ -200,9 +194,8 @@ async def test_the_ghost_of_a_dead_run_gets_nothing() -> None:
 
 
 @pytest.mark.parametrize("asks_first", [True, False])
-async def test_key_of_a_node_without_a_lease_holds_no_slots(asks_first: bool) -> None:
+async def test_key_of_a_node_without_a_lease_holds_no_slots(world: LedgerWorld, asks_first: bool) -> None:
     """A copy of one, as a mirror of another cluster writes it, held the slots of a dead run for ever."""
-    world = LedgerWorld()
     first, second = Arbiter(world, "a", ["h1"], 1), Arbiter(world, "b", ["h1"], 1)
     world.store.txn((), (Put(RunKeys("a").node("ghost"), b"{}"),))
     await first.ask()
@@ -217,8 +210,7 @@ async def test_key_of_a_node_without_a_lease_holds_no_slots(asks_first: bool) ->
     assert await second.ask() == ("b-h1",)
 
 
-async def test_former_arbiter_changes_nothing() -> None:
-    world = LedgerWorld()
+async def test_former_arbiter_changes_nothing(world: LedgerWorld) -> None:
     arbiter = Arbiter(world, "a", ["h1", "h2"], 1)
     await arbiter.ask()
     before = ledger(world)
@@ -229,8 +221,7 @@ async def test_former_arbiter_changes_nothing() -> None:
     assert ledger(world) == before
 
 
-async def test_a_host_that_tells_its_slots() -> None:
-    world = LedgerWorld()
+async def test_a_host_that_tells_its_slots(world: LedgerWorld) -> None:
     first, second = Arbiter(world, "a", ["h1"], 1), Arbiter(world, "b", ["h1"], 1)
     await first.ask()
     assert await second.ask() == ()
@@ -252,8 +243,7 @@ def interfere(world: LedgerWorld, arbiter: Arbiter, meddle) -> None:
     arbiter.control.txn = meddled
 
 
-async def test_a_run_whose_node_comes_back_in_that_instant_is_not_dropped() -> None:
-    world = LedgerWorld()
+async def test_a_run_whose_node_comes_back_in_that_instant_is_not_dropped(world: LedgerWorld) -> None:
     first, second = Arbiter(world, "a", ["h1"], 1), Arbiter(world, "b", ["h1"], 1)
     await first.ask()
     first.die()
@@ -263,8 +253,7 @@ async def test_a_run_whose_node_comes_back_in_that_instant_is_not_dropped() -> N
     assert ledger(world).claims[0].granted == ("a-h1",)
 
 
-async def test_slots_that_a_host_takes_back_in_that_instant_are_not_granted() -> None:
-    world = LedgerWorld()
+async def test_slots_that_a_host_takes_back_in_that_instant_are_not_granted(world: LedgerWorld) -> None:
     tell = f"{KEYS.hosts}h1"
     world.store.txn((), (Put(tell, HostRecord(2).encode()),))
     first, second = Arbiter(world, "a", ["h1"], 1), Arbiter(world, "b", ["h1"], 1)
@@ -273,8 +262,7 @@ async def test_slots_that_a_host_takes_back_in_that_instant_are_not_granted() ->
     assert await second.ask() == ()
 
 
-async def test_a_change_just_after_the_question_is_not_missed() -> None:
-    world = LedgerWorld()
+async def test_a_change_just_after_the_question_is_not_missed(world: LedgerWorld) -> None:
     first, second = Arbiter(world, "a", ["h1"], 1), Arbiter(world, "b", ["h1"], 1)
     await first.ask()
     # The first leaves between the second's last read and its watch.
@@ -292,8 +280,7 @@ async def test_a_change_just_after_the_question_is_not_missed() -> None:
     assert await second.ask()
 
 
-async def test_watches_that_end_are_begun_again() -> None:
-    world = LedgerWorld()
+async def test_watches_that_end_are_begun_again(world: LedgerWorld) -> None:
     first, second = Arbiter(world, "a", ["h1"], 1), Arbiter(world, "b", ["h1"], 1)
     await first.ask()
     assert await second.ask() == ()
@@ -307,17 +294,15 @@ async def test_watches_that_end_are_begun_again() -> None:
     assert not [commit for commit in world.store.on_commit if commit]
 
 
-async def test_foreign_ledger_is_an_error_in_one_line() -> None:
-    world = LedgerWorld()
+async def test_foreign_ledger_is_an_error_in_one_line(world: LedgerWorld) -> None:
     world.store.txn((), (Put(KEYS.ledger, b"hello"),))
     with pytest.raises(RecordError, match="not a ledger record"):
         await Arbiter(world, "a", ["h1"], 1).ask()
 
 
 @pytest.mark.parametrize("slots", ["9" * 30, "9" * 5000, "65537", "\u0661", "-1"])
-async def test_slots_that_no_host_has_say_nothing_and_hurt_no_other_run(slots: str) -> None:
+async def test_slots_that_no_host_has_say_nothing_and_hurt_no_other_run(world: LedgerWorld, slots: str) -> None:
     """One node's record made the ledger unreadable for every run of the cluster."""
-    world = LedgerWorld()
     first, second = (Arbiter(world, run, [f"h-{run}"], 1) for run in "ab")
     first.nodes = [replace(node, data={"host_slots": slots}) for node in first.nodes]
     await first.admitted()
@@ -357,9 +342,8 @@ async def test_many_arbiters_and_lost_answers(seed: int) -> None:
     assert len(finished) == 8
 
 
-async def test_foreign_key_among_the_hosts_holds_no_run_up():
+async def test_foreign_key_among_the_hosts_holds_no_run_up(world):
     """What one run of a cluster writes there keeps no other from its slots."""
-    world = LedgerWorld()
     world.store.txn((), (Put(KEYS.hosts.encode() + b"\xff", b'{"slots":1}'),))
     world.store.txn((), (Put(f"{KEYS.hosts}h1", HostRecord(1).encode()),))
     arbiter = Arbiter(world, "job", ["h1"], 1)

@@ -146,6 +146,11 @@ class World:
         return connection, transport
 
 
+@pytest.fixture
+def world():
+    return World()
+
+
 async def turns(count: int = 50) -> None:
     for _ in range(count):
         await asyncio.sleep(0)
@@ -254,8 +259,7 @@ def test_a_whole_request_above_the_limit_is_refused_too() -> None:
 # ---- fairness
 
 
-async def test_a_flood_of_pings_does_not_delay_others() -> None:
-    world = World()
+async def test_a_flood_of_pings_does_not_delay_others(world: World) -> None:
     (flooding, flooded), (honest, answered) = world.connect(), world.connect()
     flooding.data_received(encode(Op.PING, 1) * 50_000)
     honest.data_received(encode(Op.PING, 7))
@@ -267,9 +271,8 @@ async def test_a_flood_of_pings_does_not_delay_others() -> None:
     assert len(flooded.unread) <= 3 * REQUESTS_PER_TURN * len(pack_nonce(1))
 
 
-async def test_requests_that_wait_are_held_as_they_came() -> None:
+async def test_requests_that_wait_are_held_as_they_came(world: World) -> None:
     """A request of one byte as an object is a hundred bytes: they are cut when their time comes."""
-    world = World()
     world.store.gate.clear()
     connection, transport = world.connect()
     for _ in range(4 * PENDING_BYTES_MAX // 2**16):
@@ -286,8 +289,7 @@ async def test_requests_that_wait_are_held_as_they_came() -> None:
 # ---- answers
 
 
-async def test_a_large_value_asked_for_very_often_is_sent_piece_by_piece() -> None:
-    world = World()
+async def test_a_large_value_asked_for_very_often_is_sent_piece_by_piece(world: World) -> None:
     connection, transport = world.connect()
     connection.data_received(encode(Op.MULTI_GET, [b"large"] * 150))
     for _ in range(150):
@@ -298,8 +300,7 @@ async def test_a_large_value_asked_for_very_often_is_sent_piece_by_piece() -> No
     assert world.budgets.answers.total == 0
 
 
-async def test_a_client_that_reads_nothing_makes_the_store_read_no_more() -> None:
-    world = World()
+async def test_a_client_that_reads_nothing_makes_the_store_read_no_more(world: World) -> None:
     connection, _ = world.connect()
     connection.data_received(encode(Op.MULTI_GET, [b"large"] * 1500) + encode(Op.GET, b"large") * 1000)
     await turns(500)
@@ -307,8 +308,7 @@ async def test_a_client_that_reads_nothing_makes_the_store_read_no_more() -> Non
     connection.close()
 
 
-async def test_the_answer_to_a_wait_does_not_come_within_another_answer() -> None:
-    world = World()
+async def test_the_answer_to_a_wait_does_not_come_within_another_answer(world: World) -> None:
     world.store.absent = {b"absent"}
     connection, transport = world.connect()
     connection.data_received(encode(Op.WAIT, [b"absent"]) + encode(Op.MULTI_GET, [b"large"] * 10))
@@ -396,8 +396,7 @@ async def test_a_client_that_reads_slowly_is_not_left() -> None:
 
 
 @pytest.mark.parametrize("beginning", [b"", VALIDATION[:3]])
-async def test_a_connection_that_never_introduces_itself_is_closed(beginning: bytes) -> None:
-    world = World()
+async def test_a_connection_that_never_introduces_itself_is_closed(world: World, beginning: bytes) -> None:
     connection = Connection(world.store, world.ended.append, world.budgets)
     transport = Transport(connection, "10.0.0.1")
     connection.data_received(beginning)
@@ -419,8 +418,7 @@ async def test_a_large_request_may_take_as_long_as_a_slow_network_needs() -> Non
     assert transport.is_aborted
 
 
-async def test_a_request_that_never_ends_is_closed_and_an_idle_client_is_not() -> None:
-    world = World()
+async def test_a_request_that_never_ends_is_closed_and_an_idle_client_is_not(world: World) -> None:
     (idle, stays), (slow, goes) = world.connect(), world.connect()
     idle.data_received(encode(Op.PING, 7))
     slow.data_received(encode(Op.SET, b"k", b"value")[:-1])
@@ -567,8 +565,7 @@ def test_clients_leave_descriptors_for_the_way_to_raftkv(
     assert connections_allowed() == clients
 
 
-async def test_reads_of_a_client_that_has_gone_are_not_done() -> None:
-    world = World()
+async def test_reads_of_a_client_that_has_gone_are_not_done(world: World) -> None:
     world.store.gate.clear()
     connection, transport = world.connect()
     connection.data_received(encode(Op.GET, b"k") * 1000)
@@ -581,8 +578,7 @@ async def test_reads_of_a_client_that_has_gone_are_not_done() -> None:
     assert world.ended == [connection]
 
 
-async def test_a_closed_connection_is_freed_at_once() -> None:
-    world = World()
+async def test_a_closed_connection_is_freed_at_once(world: World) -> None:
     connection, transport = world.connect()
     connection.data_received(encode(Op.PING, 7) + encode(Op.GET, b"large")[:-1])
     await turns()
