@@ -108,11 +108,3 @@ def test_a_flag_reads_the_same_wherever_it_stands(arguments, revision, place):
     words.insert(min(place, len(words)), f"--rev={revision}")
     parsed = parse(FLAGS, words)
     assert (parsed.values["rev"], parsed.arguments) == (revision, arguments)
-
-
-@given(st.lists(st.text(max_size=8), max_size=6))
-def test_any_words_are_read_or_refused(words):
-    try:
-        parse(FLAGS, words)
-    except (FlagError, HelpRequested):
-        pass

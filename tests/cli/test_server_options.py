@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import subprocess
 import sys
 from dataclasses import replace
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from raftkv.cli.program import CommandError
 from raftkv.cli.server_options import FLAGS, SETTING, read_options
@@ -396,20 +393,6 @@ def test_every_setting_reaches_a_field():
         if flag.fate == SETTING:
             assert flag.field.split(".")[0] in fields, flag.name
             assert flag.help, flag.name
-
-
-WORDS = st.one_of(
-    st.text(max_size=10),
-    st.builds("--{}={}".format, st.sampled_from(sorted(FLAGS)), st.text(max_size=10)),
-    st.builds("-{}".format, st.sampled_from(sorted(FLAGS))),
-)
-
-
-@given(st.lists(WORDS, max_size=4))
-def test_any_command_line_is_read_or_refused(words):
-    words = [word for word in words if "config-file" not in word]
-    with contextlib.suppress(CommandError):
-        read_options(words, {})
 
 
 def test_secure_refuses_in_one_list_and_notes_requests():

@@ -13,7 +13,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from raftkv import errors
-from raftkv.aio import ConfigError, EndpointsFailed, connect, create_revision, lease_of, put, value, version
+from raftkv.aio import ConfigError, EndpointsFailed, connect, create_revision, lease_of, value, version
 from raftkv.client import Client as Core
 from raftkv.client import ClientOptions
 from raftkv.client.errors import from_status
@@ -156,13 +156,6 @@ def test_a_given_token_is_used_and_not_renewed():
     assert [call[2] for call in cluster.members["a"].calls] == [(("token", "t"),)]
 
 
-async def test_a_closed_client_makes_no_call():
-    kv = connect("127.0.0.1:1")
-    await kv.close()
-    with pytest.raises(errors.StatusError, match="the client is closed"):
-        await kv.put("k", "v")
-
-
 @pytest.mark.parametrize(
     ("settings", "text"),
     [
@@ -290,8 +283,3 @@ async def test_task_that_finds_the_loss_by_itself_is_not_cancelled():
         loss.happen()
         assert not block.fired
         await asyncio.sleep(0)
-
-
-def test_operations_are_values():
-    assert put("k", "v") == put("k", "v")
-    assert put("k", "v").request(Space(b"p/")).key == b"p/k"

@@ -9,7 +9,7 @@ import pytest
 
 from raftkv import errors
 from raftkv.client import Client, ClientOptions
-from raftkv.client.errors import AuthenticationFailed, UnknownStatus
+from raftkv.client.errors import UnknownStatus
 from raftkv.client.rpc import methods
 from raftkv.pb import rpc_pb2
 from raftkv.rpc.status import RpcError
@@ -154,14 +154,6 @@ def test_a_cluster_without_authentication_is_used_without_a_token():
     cluster = FakeCluster(a=[off, GOT])
     assert call(cluster, options=USER).count == 1
     assert cluster.members["a"].calls[-1][2] == ()
-
-
-def test_a_wrong_password_makes_no_call():
-    text = "etcdserver: authentication failed, invalid user ID or password"
-    cluster = FakeCluster(a=[RpcError(errors.INVALID_ARGUMENT, text)])
-    with pytest.raises(AuthenticationFailed) as raised:
-        call(cluster, options=USER)
-    assert (str(raised.value.cause), len(cluster.members["a"].calls)) == (text, 1)
 
 
 async def test_many_calls_share_one_authentication():

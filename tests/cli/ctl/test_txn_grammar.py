@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import io
 
 import pytest
@@ -108,10 +107,3 @@ def test_words_that_a_request_would_lose_and_a_cut_transaction_are_refused():
     assert raised.value.details == (
         "the transaction ends early: it has three parts, and an empty line ends each (raftkvctl txn --help)",
     )
-
-
-@given(st.text(max_size=40).map(lambda text: text.replace("\n", " ")))
-def test_any_line_is_read_or_refused(line):
-    for parse in (ctl_txn.parse_compare, ctl_txn.parse_operation):
-        with contextlib.suppress(CommandError):
-            parse(line)

@@ -17,29 +17,11 @@ def replayed(*records: Record, first_index: int = 1) -> LogReplay:
     return replay
 
 
-def test_overwrite_truncates_the_rest() -> None:
-    replay = replayed(*entries(1, 3), Entry(2, 2))
-    assert [(entry.term, entry.index) for entry in replay.entries] == [(1, 1), (2, 2)]
-    assert replay.last_index == 2
-
-
-def test_a_marker_on_the_log_leaves_the_entries_behind_it() -> None:
-    replay = replayed(*entries(1, 5), SnapshotMeta(3, 1))
-    assert indexes(replay.entries_after(replay.snapshot)) == [4, 5]
-    assert indexes(replay.entries_after(SnapshotMeta())) == [1, 2, 3, 4, 5]
-
-
 def test_marker_beyond_log_restarts_it() -> None:
     replay = replayed(*entries(1, 3), SnapshotMeta(9, 4), Entry(4, 10))
     assert indexes(replay.entries_after(replay.snapshot)) == [10]
     with pytest.raises(ReplayError, match="begins at entry 10, the state ends at entry 0"):
         replay.entries_after(SnapshotMeta())
-
-
-def test_a_marker_of_another_term_drops_the_diverged_log() -> None:
-    replay = replayed(*entries(1, 5), SnapshotMeta(3, 2))
-    assert replay.entries_after(replay.snapshot) == []
-    assert replay.last_index == 3
 
 
 def test_a_log_without_its_first_segments_goes_back_only_to_its_first_entry() -> None:
@@ -79,8 +61,3 @@ def test_records_that_no_member_writes_are_refused(records: list[Record], reason
     replay = replayed(*records[:-1])
     with pytest.raises(ReplayError, match=reason):
         replay.feed(records[-1])
-
-
-def test_a_log_that_ends_before_its_commit_index_is_refused() -> None:
-    with pytest.raises(ReplayError, match="ends at entry 2, but entry 3 was committed"):
-        replayed(*entries(1, 2), HardState(1, 0, 3)).final_hard_state()

@@ -321,16 +321,6 @@ def test_entries_after_earlier_marker_are_readable(wal: WAL, disk: SimDisk) -> N
         reopen(disk, snapshot_index=5)
 
 
-def test_snapshot_beyond_log_restarts_it(wal: WAL, disk: SimDisk) -> None:
-    append_synced(wal, 1, 5)
-    wal.save_snapshot(SnapshotMeta(50, 3), HardState(3, 0, 50))
-    wal.append(None, entries(51, 52, term=3))
-    wal.close()
-    recovered = recover(disk)
-    assert (recovered.snapshot.index, recovered.hard_state) == (50, HardState(3, 0, 50))
-    assert indexes(recovered.entries) == [51, 52]
-
-
 @pytest.mark.parametrize(
     ("hard_state", "batch", "reason"),
     [

@@ -18,7 +18,6 @@ from raftkv.training.records import (
     RUNNING,
     Fault,
     GenerationRecord,
-    Member,
     Node,
     State,
 )
@@ -365,7 +364,3 @@ def test_a_decision_that_is_carried_out_is_not_made_again(seen: View, arbiter: A
         seen.state = new_state(seen, phase=RUNNING)
         seen.faults = []
         assert not isinstance(arbiter.decide(seen, NOW), Begin)
-
-
-def test_members_are_values() -> None:
-    assert Member("a-1", "a") == node("a").member

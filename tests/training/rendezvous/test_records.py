@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 
 import pytest
 from hypothesis import given
@@ -55,40 +54,6 @@ def test_any_bytes_are_a_record_or_an_error_of_one_line(value: bytes, kind: type
         line = str(error)
     assert not line or line.startswith(f"not a {kind.NAME} record: ")
     assert "\n" not in line
-
-
-JSON = st.recursive(
-    st.none() | st.booleans() | st.integers(-5, 5) | st.floats(allow_nan=True) | TEXTS | st.sampled_from(PHASES),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(TEXTS, inner, max_size=3),
-    max_leaves=6,
-)
-FIELDS = st.sampled_from(
-    [
-        "id",
-        "host",
-        "address",
-        "slots",
-        "want",
-        "running",
-        "data",
-        "generation",
-        "members",
-        "phase",
-        "time",
-        "cause",
-        "node",
-    ]
-)
-
-
-@given(st.dictionaries(FIELDS, JSON, max_size=8), st.sampled_from(KINDS))
-def test_any_object_is_a_record_with_the_right_types_or_an_error(plain: dict[str, object], kind: type[Record]) -> None:
-    try:
-        record = kind.decode(json.dumps(plain).encode())
-    except RecordError:
-        return
-    again = kind.decode(record.encode())
-    assert again == record or math.isnan(getattr(record, "time", 0.0))
 
 
 def test_fields_of_a_newer_version_are_passed_over() -> None:
