@@ -29,46 +29,14 @@ ROOT = Path(__file__).resolve().parents[1]
 _PLACES = (str(ROOT / "storage"), str(ROOT / "raftkv"))
 _PASSED_OVER = tuple(str(Path(os.__file__).parent / name) for name in ("pathlib.py", "shutil.py", "glob.py", "os.py"))
 _NAMES = [
-    "chmod",
-    "close",
-    "eventfd",
-    "fchmod",
-    "fdatasync",
-    "fstat",
-    "fsync",
-    "ftruncate",
-    "link",
-    "listdir",
-    "lstat",
-    "mkdir",
-    "open",
-    "pipe2",
-    "posix_fadvise",
-    "posix_fallocate",
-    "pread",
-    "pwrite",
-    "pwritev",
-    "read",
-    "remove",
-    "rename",
-    "replace",
-    "rmdir",
-    "scandir",
-    "stat",
-    "statvfs",
-    "truncate",
-    "unlink",
-    "write",
-]
+    "chmod", "close", "eventfd", "fchmod", "fdatasync", "fstat", "fsync", "ftruncate", "link", "listdir", "lstat",
+    "mkdir", "open", "pipe2", "posix_fadvise", "posix_fallocate", "pread", "pwrite", "pwritev", "read", "remove",
+    "rename", "replace", "rmdir", "scandir", "stat", "statvfs", "truncate", "unlink", "write",
+]  # fmt: skip
 _OTHERS: tuple[tuple[Any, str], ...] = (
-    (io, "open"),
-    (builtins, "open"),
-    (shutil, "copyfileobj"),
-    (shutil, "copymode"),
-    (mmap, "mmap"),
-    (fcntl, "fcntl"),
+    (io, "open"), (builtins, "open"), (shutil, "copyfileobj"), (shutil, "copymode"), (mmap, "mmap"), (fcntl, "fcntl"),
     (lmdb, "open"),
-)
+)  # fmt: skip
 
 
 class Call(NamedTuple):

@@ -14,15 +14,10 @@ from raftkv.errors import ConfigError, NoLeaderError, RaftKVError, StorageError,
 from raftkv.training import BarrierTimeout, GenerationOver, RunClosed
 
 ERRORS = [
-    FenceBroken("job", 7),
-    RanksMissing("step 1", 2.0, [3, 4]),
-    DigestMismatch("step 1", "a.bin", "is missing"),
-    GenerationOver("job", 7, "host gone"),
-    BarrierTimeout("barrier", 1.0, [1]),
-    RunClosed("job", "done"),
-    ConfigError("no"),
-    NoLeaderError(),
-]
+    FenceBroken("job", 7), RanksMissing("step 1", 2.0, [3, 4]), DigestMismatch("step 1", "a.bin", "is missing"),
+    GenerationOver("job", 7, "host gone"), BarrierTimeout("barrier", 1.0, [1]), RunClosed("job", "done"),
+    ConfigError("no"), NoLeaderError(),
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("error", ERRORS, ids=lambda error: type(error).__name__)

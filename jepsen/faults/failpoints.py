@@ -22,49 +22,25 @@ BEHIND_ACKS: Final = 150
 """Writes that the member first misses: with ``--snapshot-count=50`` it then receives the whole database."""
 
 OFTEN: Final = (
-    "raftBeforeSave",
-    "raftAfterSave",
-    "raftBeforeLeaderSend",
-    "raftBeforeFollowerSend",
-    "raftBeforeAdvance",
-    "beforeApplyOneEntryNormal",
-    "afterApplyOneEntryNormal",
-    "walBeforeWrite",
-    "walAfterWrite",
-    "walBeforeSync",
-    "walAfterSync",
-    "beforeCommit",
-    "afterCommit",
-    "beforeWritebackBuf",
-    "afterWritebackBuf",
-)
+    "raftBeforeSave", "raftAfterSave", "raftBeforeLeaderSend", "raftBeforeFollowerSend", "raftBeforeAdvance",
+    "beforeApplyOneEntryNormal", "afterApplyOneEntryNormal", "walBeforeWrite", "walAfterWrite", "walBeforeSync",
+    "walAfterSync", "beforeCommit", "afterCommit", "beforeWritebackBuf", "afterWritebackBuf",
+)  # fmt: skip
 """Points that every busy member reaches: it dies at one of the first ``HITS_MAX`` times."""
 
 HITS_MAX: Final = 15
 
 RECEIVING: Final = (
-    "snapshotAfterPiece",
-    "snapshotBeforeRename",
-    "snapshotAfterRename",
-    "raftBeforeApplySnap",
-    "raftBeforeSaveSnap",
-    "raftAfterSaveSnap",
-    "applyBeforeOpenSnapshot",
-    "replaceBeforeRename",
-    "raftAfterApplySnap",
-)
+    "snapshotAfterPiece", "snapshotBeforeRename", "snapshotAfterRename", "raftBeforeApplySnap", "raftBeforeSaveSnap",
+    "raftAfterSaveSnap", "applyBeforeOpenSnapshot", "replaceBeforeRename", "raftAfterApplySnap",
+)  # fmt: skip
 """Points of a member that receives the database."""
 
 SELDOM: Final = (
-    "raftBeforeWALRelease",
-    "raftAfterWALRelease",
-    "compactBeforeCommitScheduledCompact",
-    "compactAfterCommitScheduledCompact",
-    "compactBeforeCommitBatch",
-    "compactAfterCommitBatch",
-    "compactBeforeSetFinishedCompact",
-    "compactAfterSetFinishedCompact",
-)
+    "raftBeforeWALRelease", "raftAfterWALRelease", "compactBeforeCommitScheduledCompact",
+    "compactAfterCommitScheduledCompact", "compactBeforeCommitBatch", "compactAfterCommitBatch",
+    "compactBeforeSetFinishedCompact", "compactAfterSetFinishedCompact",
+)  # fmt: skip
 """Points at log truncation and compaction: they require a small ``--snapshot-count`` and ``--compact-every``."""
 
 ELSEWHERE: Final = {

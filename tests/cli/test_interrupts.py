@@ -168,17 +168,10 @@ with raftkv.connect(sys.argv[1], timeout_s=3600) as kv:
     {}
 """
 BLOCKING = [
-    "kv.get('a')",
-    "kv.put_many([('a', 'b')] * 100)",
-    "kv.txn().then(raftkv.put('a', 'b')).commit()",
-    "list(kv.watch('a'))",
-    "list(kv.observe('a'))",
-    "kv.lock('a').acquire()",
-    "kv.lock('a').__enter__()",
-    "kv.lease(ttl=5).__enter__()",
-    "kv.campaign('a', b'me').__enter__()",
-    "kv.session(ttl=5).__enter__()",
-]
+    "kv.get('a')", "kv.put_many([('a', 'b')] * 100)", "kv.txn().then(raftkv.put('a', 'b')).commit()",
+    "list(kv.watch('a'))", "list(kv.observe('a'))", "kv.lock('a').acquire()", "kv.lock('a').__enter__()",
+    "kv.lease(ttl=5).__enter__()", "kv.campaign('a', b'me').__enter__()", "kv.session(ttl=5).__enter__()",
+]  # fmt: skip
 
 
 @pytest.mark.long

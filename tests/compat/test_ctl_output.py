@@ -531,17 +531,9 @@ def _raise_alarm(endpoint: str) -> None:
 
 
 UNREACHABLE = [
-    "get a",
-    "put a b",
-    "member list",
-    "endpoint status",
-    "endpoint status -w json",
-    "endpoint hashkv -w fields",
-    "endpoint health",
-    "endpoint health -w json",
-    "alarm list",
-    "endpoint status --cluster",
-]
+    "get a", "put a b", "member list", "endpoint status", "endpoint status -w json", "endpoint hashkv -w fields",
+    "endpoint health", "endpoint health -w json", "alarm list", "endpoint status --cluster",
+]  # fmt: skip
 
 
 REFUSED = "raftkvctl: no answer from 127.0.0.1:{}: connect: connection refused"

@@ -38,19 +38,11 @@ def command(line: str, standard_input: str = "") -> Command:
 
 
 WRITES = [
-    command("put a 1"),
-    command("put a 2 --prev-kv"),
-    command("put b two"),
-    command("put c", "from standard input"),
-    command("put d/1 x ALL"),
-    command("put d/2 y ALL"),
-    command("put a --ignore-value --prev-kv"),
-    command("put missing --ignore-value"),
-    command("put a 1 --ignore-value"),
-    command("put a 1 --lease=7b"),
-    command("put '' x"),
-    command("put"),
-]
+    command("put a 1"), command("put a 2 --prev-kv"), command("put b two"), command("put c", "from standard input"),
+    command("put d/1 x ALL"), command("put d/2 y ALL"), command("put a --ignore-value --prev-kv"),
+    command("put missing --ignore-value"), command("put a 1 --ignore-value"), command("put a 1 --lease=7b"),
+    command("put '' x"), command("put"),
+]  # fmt: skip
 READS = [
     command("get a"),
     command("get a c"),
@@ -89,14 +81,9 @@ DELETIONS = [
     command("put d/1 again"),
 ]
 COMPACTIONS = [
-    command("compaction 4"),
-    command("compaction 4"),
-    command("compaction 5 --physical"),
-    command("compaction 100000"),
-    command("compaction x"),
-    command("get a --rev=2"),
-    command("get a --rev=5"),
-]
+    command("compaction 4"), command("compaction 4"), command("compaction 5 --physical"),
+    command("compaction 100000"), command("compaction x"), command("get a --rev=2"), command("get a --rev=5"),
+]  # fmt: skip
 CLUSTER = [
     command("member list"),
     command("member list ALL"),
@@ -117,18 +104,11 @@ CLUSTER = [
     command("member promote 1234"),
 ]
 LEASES = [
-    command("lease grant 5000"),
-    command("lease grant 5000 ALL"),
-    command("lease grant x"),
-    command("lease grant 9999999999999"),
-    command("lease list"),
-    command("lease timetolive 7b"),
-    command("lease timetolive 7b --keys"),
-    command("lease keep-alive --once 7b"),
-    command("lease keep-alive 7b"),
-    command("lease revoke 7b"),
-    command("put a 1 --lease=7b"),
-]
+    command("lease grant 5000"), command("lease grant 5000 ALL"), command("lease grant x"),
+    command("lease grant 9999999999999"), command("lease list"), command("lease timetolive 7b"),
+    command("lease timetolive 7b --keys"), command("lease keep-alive --once 7b"), command("lease keep-alive 7b"),
+    command("lease revoke 7b"), command("put a 1 --lease=7b"),
+]  # fmt: skip
 # A command that fails ends a watch after the first changes, without a signal that would have to wait for them.
 WATCHES = [
     command("put w/1 one"),
@@ -144,15 +124,10 @@ WATCHES = [
     command("watch -i", "nonsense\n"),
 ]
 LOCKS = [
-    command("lock l echo held"),
-    command("lock l ALL echo held"),
-    command("lock l false"),
-    command("lock l no-such-program"),
-    command("lock l env -i ETCD_LOCK_KEY=l/0 env"),
-    command("lock"),
-    command("elect l"),
-    command("get l --prefix"),
-]
+    command("lock l echo held"), command("lock l ALL echo held"), command("lock l false"),
+    command("lock l no-such-program"), command("lock l env -i ETCD_LOCK_KEY=l/0 env"), command("lock"),
+    command("elect l"), command("get l --prefix"),
+]  # fmt: skip
 # Locks come last: their keys hold ids of leases, and then the hashes of the two histories differ.
 SCRIPTS = {
     "simple": [*WRITES, *READS, *TXNS, *DELETIONS, *LEASES, *WATCHES, *COMPACTIONS, *CLUSTER, *LOCKS],

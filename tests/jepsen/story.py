@@ -114,17 +114,6 @@ def swap(key: str, old: str, new: str) -> Txn:
 
 
 __all__ = [
-    "LOST",
-    "REFUSED",
-    "Compare",
-    "Delete",
-    "DeleteResult",
-    "Put",
-    "Range",
-    "Story",
-    "Txn",
-    "TxnResult",
-    "found",
-    "kv",
-    "swap",
-]
+    "LOST", "REFUSED", "Compare", "Delete", "DeleteResult", "Put", "Range", "Story", "Txn", "TxnResult", "found",
+    "kv", "swap",
+]  # fmt: skip

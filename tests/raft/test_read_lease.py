@@ -229,16 +229,10 @@ def reads_before_the_clock(patch: pytest.MonkeyPatch) -> None:
 
 
 RULES: tuple[Callable[[pytest.MonkeyPatch], None], ...] = (
-    commits_are_not_held_back,
-    lease_counts_from_the_commit,
-    lease_is_kept_after_handing_over,
-    release_counts_for_any_later_term,
-    leader_that_waits_does_not_mark,
-    clocks_are_taken_for_equal,
-    snapshot_is_no_receipt,
-    lease_survives_its_term,
-    reads_before_the_clock,
-)
+    commits_are_not_held_back, lease_counts_from_the_commit, lease_is_kept_after_handing_over,
+    release_counts_for_any_later_term, leader_that_waits_does_not_mark, clocks_are_taken_for_equal,
+    snapshot_is_no_receipt, lease_survives_its_term, reads_before_the_clock,
+)  # fmt: skip
 
 
 def test_a_leader_that_waits_cannot_release_its_successor() -> None:

@@ -14,15 +14,9 @@ from raftkv.rpc.server.known_heads import FIELDS_MAX, HEADS_MAX, KnownHeads, hea
 from tests.rpc import services as s
 
 FIELDS = [
-    b"Content-Length: 3",
-    b"Content-Length: 4",
-    b"Transfer-Encoding: chunked",
-    b"Connection: close",
-    b"Connection: keep-alive",
-    b"Expect: 100-continue",
-    b"Upgrade: websocket",
-    b"X-Y: a b",
-]
+    b"Content-Length: 3", b"Content-Length: 4", b"Transfer-Encoding: chunked", b"Connection: close",
+    b"Connection: keep-alive", b"Expect: 100-continue", b"Upgrade: websocket", b"X-Y: a b",
+]  # fmt: skip
 
 
 def read(data: bytes) -> tuple[list[object], bytes, bool]:

@@ -36,24 +36,9 @@ DEFRAGMENTING = ("defragBeforeCopy", "defragAfterCopy", "defragBeforeRename", "d
 """Those that they come to when a client has them defragment."""
 
 FAULTS = (
-    "crash",
-    "crash_leader",
-    "crash_all",
-    "crash_step",
-    "failpoint",
-    "pause",
-    "pause_leader",
-    "partition",
-    "isolate",
-    "one_way",
-    "links",
-    "slow_disk",
-    "storm",
-    "skew",
-    "transfer",
-    "membership",
-    "sever",
-)
+    "crash", "crash_leader", "crash_all", "crash_step", "failpoint", "pause", "pause_leader", "partition", "isolate",
+    "one_way", "links", "slow_disk", "storm", "skew", "transfer", "membership", "sever",
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)

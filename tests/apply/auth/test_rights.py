@@ -82,18 +82,10 @@ NEEDS: list[tuple[Any, str]] = [
     (txn([compare(b"x")]), ""),
 ]
 OPERATIONS: list[tuple[Any, str]] = [
-    (get(b"a"), "rb"),
-    (get(b"a", b"c"), "rb"),
-    (get(b"a", b"\0"), ""),
-    (get(b"x"), ""),
-    (put(b"a"), "wb"),
-    (put(b"a", prev_kv=True), "b"),
-    (put(b"a", lease=FOREIGN_LEASE), ""),
-    (put(b"x"), ""),
-    (delete(b"b"), "wb"),
-    (delete(b"b", prev_kv=True), "b"),
-    (delete(b"b", b"\0"), ""),
-]
+    (get(b"a"), "rb"), (get(b"a", b"c"), "rb"), (get(b"a", b"\0"), ""), (get(b"x"), ""), (put(b"a"), "wb"),
+    (put(b"a", prev_kv=True), "b"), (put(b"a", lease=FOREIGN_LEASE), ""), (put(b"x"), ""), (delete(b"b"), "wb"),
+    (delete(b"b", prev_kv=True), "b"), (delete(b"b", b"\0"), ""),
+]  # fmt: skip
 for operation, allowed in OPERATIONS:
     NEEDS.append((txn(then=[get(b"a"), operation]), "".join(set(allowed) & set("rb"))))
     NEEDS.append((txn(then=[operation]), allowed))

@@ -58,16 +58,10 @@ def same(ran: Ran) -> tuple[int, bytes, str]:
 
 
 LINES = [
-    "lease list",
-    "lease timetolive 7b",
-    "lease timetolive 7b --keys",
-    "lease timetolive 7c",
-    "lease keep-alive --once 7b",
-    "lease keep-alive --once 7c",
-    "lease keep-alive 7c",
-    "lease grant x",
+    "lease list", "lease timetolive 7b", "lease timetolive 7b --keys", "lease timetolive 7c",
+    "lease keep-alive --once 7b", "lease keep-alive --once 7c", "lease keep-alive 7c", "lease grant x",
     "lease revoke 7c",
-]
+]  # fmt: skip
 OUTPUTS = list(product(LINES, FORMS))
 
 

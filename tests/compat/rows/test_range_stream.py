@@ -23,16 +23,9 @@ def _merged(store: Store, request: rpc_pb2.RangeRequest) -> tuple[rpc_pb2.RangeR
 
 
 OPTIONS: list[dict[str, Any]] = [
-    {},
-    {"limit": 7},
-    {"limit": 250},
-    {"limit": -1},
-    {"keys_only": True},
-    {"count_only": True},
-    {"serializable": True},
-    {"revision": -1},
-    {"sort_order": rpc_pb2.RangeRequest.ASCEND},
-]
+    {}, {"limit": 7}, {"limit": 250}, {"limit": -1}, {"keys_only": True}, {"count_only": True},
+    {"serializable": True}, {"revision": -1}, {"sort_order": rpc_pb2.RangeRequest.ASCEND},
+]  # fmt: skip
 
 
 def test_the_chunks_merge_to_the_range(raftkv_store: Store) -> None:

@@ -78,16 +78,8 @@ client-transport-security: {cert-file: c, key-file: k, client-cert-auth: false}
 log-outputs: [stderr]
 """
 YAML_TOKENS = (
-    b": ",
-    b"&a ",
-    b"*a",
-    b"!!python/object/apply:os.system ['id']",
-    b"- ",
-    b"{}",
-    b"<<: ",
-    b"~",
-    b"2026-01-01",
-)
+    b": ", b"&a ", b"*a", b"!!python/object/apply:os.system ['id']", b"- ", b"{}", b"<<: ", b"~", b"2026-01-01",
+)  # fmt: skip
 CTL = [
     b"--endpoints=a,b\0get\0key\0--prefix\0--rev=5",
     b"put\0--lease\0abc\0k\0v",

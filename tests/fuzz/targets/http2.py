@@ -83,18 +83,10 @@ def _blocks() -> list[bytes]:
 
 
 TOKENS = (
-    b"\0\0\x04\x08\0\0\0\0\0\0\0\0\1",
-    b"\0\0\0\x04\x01\0\0\0\0",
-    b"\0\0\x06\x04\0\0\0\0\0\0\x04\x7f\xff\xff\xff",
-    b"\0\0\x04\x03\0\0\0\0\1\0\0\0\x08",
-    b"\0\0\x01\x09\x04\0\0\0\1\x82",
-    b"\x20",
-    b"\x3f\xe1\x1f",
-    b"\x40\1x\1y",
-    b"\xbe",
-    b"\xff\xff\xff\xff",
-    b"\x82\x84\x86",
-)
+    b"\0\0\x04\x08\0\0\0\0\0\0\0\0\1", b"\0\0\0\x04\x01\0\0\0\0", b"\0\0\x06\x04\0\0\0\0\0\0\x04\x7f\xff\xff\xff",
+    b"\0\0\x04\x03\0\0\0\0\1\0\0\0\x08", b"\0\0\x01\x09\x04\0\0\0\1\x82", b"\x20", b"\x3f\xe1\x1f", b"\x40\1x\1y",
+    b"\xbe", b"\xff\xff\xff\xff", b"\x82\x84\x86",
+)  # fmt: skip
 TARGETS = (
     Target("http2-engine-server", lambda directory: _frames(ServerEnd), lambda: _sequences(True), tokens=TOKENS),
     Target("http2-engine-client", lambda directory: _frames(ClientEnd), lambda: _sequences(False), tokens=TOKENS),

@@ -93,21 +93,8 @@ def _key(byte: int) -> bytes:
 
 
 UNIVERSE = (
-    b"\0",
-    b"\0\0",
-    b"a",
-    b"a\0",
-    b"aa",
-    b"b",
-    b"b\0",
-    b"bb",
-    b"bc",
-    b"c",
-    b"z",
-    b"\xff",
-    b"\xff\xff",
-    b"\xff" * 9,
-)
+    b"\0", b"\0\0", b"a", b"a\0", b"aa", b"b", b"b\0", b"bb", b"bc", b"c", b"z", b"\xff", b"\xff\xff", b"\xff" * 9,
+)  # fmt: skip
 
 
 def _holds(interval: tuple[bytes, bytes], key: bytes) -> bool:

@@ -262,14 +262,8 @@ def _header_lines() -> list[bytes]:
 
 GRPC_TOKENS = (b"PRI * HTTP/2.0", b"\0\0\4\1\4\0\0\0\1", b"\0\0\0\4\1\0\0\0\0", b"\x82\x84\x86", b"grpc-timeout")
 HTTP_TOKENS = (
-    b"HTTP/1.1",
-    b"\r\n\r\n",
-    b"Content-Length: ",
-    b"Transfer-Encoding: chunked\r\n",
-    b"Host: ",
-    b"GET ",
-    b"/../",
-)
+    b"HTTP/1.1", b"\r\n\r\n", b"Content-Length: ", b"Transfer-Encoding: chunked\r\n", b"Host: ", b"GET ", b"/../",
+)  # fmt: skip
 TARGETS = (
     Target("http2-server", lambda directory: _Served(raw.PREFACE), _frames, tokens=GRPC_TOKENS, examples=60),
     Target("http1-server", lambda directory: _Served(b""), _requests, tokens=HTTP_TOKENS, examples=100),

@@ -304,17 +304,9 @@ def compare(ours: Step, theirs: Step) -> str:
 
 
 KINDS = (
-    "DATA",
-    "HEADERS",
-    "PRIORITY",
-    "RST_STREAM",
-    "SETTINGS",
-    "PUSH_PROMISE",
-    "PING",
-    "GOAWAY",
-    "WINDOW",
+    "DATA", "HEADERS", "PRIORITY", "RST_STREAM", "SETTINGS", "PUSH_PROMISE", "PING", "GOAWAY", "WINDOW",
     "CONTINUATION",
-)
+)  # fmt: skip
 EXTENSIONS = (0x0A, 0x0C, 0x10)
 """ALTSVC, ORIGIN and PRIORITY_UPDATE, which nghttp2 knows."""
 

@@ -34,31 +34,14 @@ _PLACES = {field: place for place, field in enumerate(STATIC)}
 HUFFMAN = HuffmanEncoder(REQUEST_CODES, REQUEST_CODES_LENGTH)
 
 EXTRA: Headers = (
-    (b"x", b"y"),
-    (b"grpc-timeout", b"5S"),
-    (b"content-type", b"application/grpc"),
-    (b"user-agent", b"a b\tc"),
-    (b"cookie", b"a=b"),
-    (b"x-bin", b"\xff\x80"),
-    (b"long", b"z" * 300),
-    (b"empty", b""),
-)
+    (b"x", b"y"), (b"grpc-timeout", b"5S"), (b"content-type", b"application/grpc"), (b"user-agent", b"a b\tc"),
+    (b"cookie", b"a=b"), (b"x-bin", b"\xff\x80"), (b"long", b"z" * 300), (b"empty", b""),
+)  # fmt: skip
 ODD: Headers = (
-    (b"content-length", b"5"),
-    (b"content-length", b"0"),
-    (b"content-length", b"x"),
-    (b"connection", b"close"),
-    (b"te", b"gzip"),
-    (b"X", b"y"),
-    (b"x", b"a\nb"),
-    (b"x", b" y"),
-    (b"", b"y"),
-    (b":path", b"/"),
-    (b":status", b"200"),
-    (b":foo", b"y"),
-    (b":method", b""),
-    (b":scheme", b"http"),
-)
+    (b"content-length", b"5"), (b"content-length", b"0"), (b"content-length", b"x"), (b"connection", b"close"),
+    (b"te", b"gzip"), (b"X", b"y"), (b"x", b"a\nb"), (b"x", b" y"), (b"", b"y"), (b":path", b"/"),
+    (b":status", b"200"), (b":foo", b"y"), (b":method", b""), (b":scheme", b"http"),
+)  # fmt: skip
 NUMBERS = (0, 1, 2, 100, 16_384, 65_535, 2**24 - 1, 2**31 - 1, 2**31, 2**32 - 1)
 
 

@@ -111,35 +111,14 @@ VALUES: list[Step] = [
 ]
 
 ABSENT_QUEUES_AND_BARRIERS: list[Step] = [
-    (Op.GET, b"absent"),
-    (Op.MULTI_GET, [b"m1", b"absent"]),
-    (Op.QUEUE_LEN, b"q"),
-    (Op.QUEUE_POP, b"q"),
-    (Op.QUEUE_PUSH, b"q", b"a"),
-    (Op.QUEUE_PUSH, b"q", b""),
-    (Op.QUEUE_PUSH, b"q/", b"not of q"),
-    (Op.QUEUE_LEN, b"q"),
-    (Op.CHECK, [b"q"]),
-    (Op.WAIT, [b"q"]),
-    (Op.GET, b"q"),
-    (Op.GETNUMKEYS,),
-    (Op.LIST_KEYS,),
-    (Op.DELETE_KEY, b"q"),
-    (Op.QUEUE_POP, b"q"),
-    (Op.QUEUE_POP, b"q"),
-    (Op.QUEUE_POP, b"q"),
-    (Op.CHECK, [b"q"]),
-    (Op.QUEUE_POP, b"q/"),
-    (Op.BARRIER, b"barrier", 1),
-    (Op.BARRIER, b"barrier", 2),
-    (Op.BARRIER, b"barrier", 2),
-    (Op.GET, b"barrier"),
-    (Op.BARRIER, b"none", 0),
-    (Op.BARRIER, b"less", -1),
-    (Op.SET, b"preset", b"1"),
-    (Op.BARRIER, b"preset", 2),
-    (Op.LIST_KEYS,),
-]
+    (Op.GET, b"absent"), (Op.MULTI_GET, [b"m1", b"absent"]), (Op.QUEUE_LEN, b"q"), (Op.QUEUE_POP, b"q"),
+    (Op.QUEUE_PUSH, b"q", b"a"), (Op.QUEUE_PUSH, b"q", b""), (Op.QUEUE_PUSH, b"q/", b"not of q"),
+    (Op.QUEUE_LEN, b"q"), (Op.CHECK, [b"q"]), (Op.WAIT, [b"q"]), (Op.GET, b"q"), (Op.GETNUMKEYS,), (Op.LIST_KEYS,),
+    (Op.DELETE_KEY, b"q"), (Op.QUEUE_POP, b"q"), (Op.QUEUE_POP, b"q"), (Op.QUEUE_POP, b"q"), (Op.CHECK, [b"q"]),
+    (Op.QUEUE_POP, b"q/"), (Op.BARRIER, b"barrier", 1), (Op.BARRIER, b"barrier", 2), (Op.BARRIER, b"barrier", 2),
+    (Op.GET, b"barrier"), (Op.BARRIER, b"none", 0), (Op.BARRIER, b"less", -1), (Op.SET, b"preset", b"1"),
+    (Op.BARRIER, b"preset", 2), (Op.LIST_KEYS,),
+]  # fmt: skip
 
 
 def _answers(port: int, steps: list[Step]) -> list[bytes]:
