@@ -1,7 +1,4 @@
-"""`make cluster` with an old Python, with an incomplete environment, and without any.
-
-Python and pip are stubs that record their arguments, so nothing is installed.
-"""
+"""`make cluster` with an old Python, with an incomplete environment, and without any."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""The layout of the sources: no circles of imports, a head on every package.
-
-These rules are checked without running the code. ``test_layers.py`` checks which part may import which.
-"""
+"""The layout of the sources: no circles of imports, a head on every package."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Applied membership changes against a model: members, voters, removed members, and every refusal.
-
-The model knows etcd's rules (``ValidateConfigurationChange``) and nothing of Raft or of the store.
-"""
+"""Applied membership changes against a model: members, voters, removed members, and every refusal."""
 
 from __future__ import annotations
 

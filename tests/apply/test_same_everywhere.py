@@ -1,9 +1,4 @@
-"""The same entries give the same answers and history on every member, regardless of its disk and restarts.
-
-One machine applies plainly. The other parses each entry from its bytes, commits and compacts at other moments, and
-is read back from its backend now and then. On a third no caller waits for answers. The requests are those of the
-differential test against etcd.
-"""
+"""The same entries give the same answers and history on every member, regardless of its disk and restarts."""
 
 from __future__ import annotations
 

@@ -1,9 +1,4 @@
-"""Ctrl-C and SIGTERM end every command that waits, also while no member answers.
-
-Each command is started against an endpoint that closes every connection at once, and against one that accepts them and
-is silent for ever, as a frozen machine is. A signal must end it soon; nothing is left to ``kill -9``. Measurements show
-their progress on a terminal, and print what they have when they are interrupted.
-"""
+"""Ctrl-C and SIGTERM end every command that waits, also while no member answers."""
 
 from __future__ import annotations
 

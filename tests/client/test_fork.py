@@ -1,7 +1,4 @@
-"""Forked children of a process with a client: each has its own connections; locks and leases stay with the parent.
-
-The scenarios are separate programs, because a fork of the test process would copy everything else.
-"""
+"""Forked children of a process with a client: each has its own connections; locks and leases stay with the parent."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""``raftkvctl auth|user|role`` beside etcdctl 3.5.1: the same lines on two servers of one history, byte for byte.
-
-Standard input is no terminal here: passwords are asked for as on one, and read as lines.
-"""
+"""``raftkvctl auth|user|role`` beside etcdctl 3.5.1: the same lines on two servers of one history, byte for byte."""
 
 from __future__ import annotations
 

@@ -1,8 +1,4 @@
-"""Two etcdctl that other people wrote, run on three members of etcd 3.5.1 and of raftkv: the same outputs.
-
-Every command of the script runs on both clusters, which both live through the same history from their first start;
-exit status, stdout and stderr are compared (see `ctl.py` for what is normalised).
-"""
+"""Two etcdctl that other people wrote, run on three members of etcd 3.5.1 and of raftkv: the same outputs."""
 
 from __future__ import annotations
 

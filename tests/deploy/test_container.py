@@ -1,8 +1,4 @@
-"""The container file, read: what it copies is there, what it installs has a hash, and no process is root in the end.
-
-What no test here does is build it: no registry of images is reached from everywhere. Built by hand it was, with buildah
-on a base that debootstrap made, and run by rootless podman with a read-only root file system.
-"""
+"""The container file, read: what it copies is there, what it installs has a hash, and no process is root in the end."""
 
 from __future__ import annotations
 

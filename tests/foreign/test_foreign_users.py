@@ -1,8 +1,4 @@
-"""Other people's clients as users, on raftkv and on real etcd 3.5.1: the same observations.
-
-With a password and with the common name of a certificate, over TLS; the two clients that know no TLS with a password
-alone. One cluster of each kind, for all of them.
-"""
+"""Other people's clients as users, on raftkv and on real etcd 3.5.1: the same observations."""
 
 from __future__ import annotations
 

@@ -1,9 +1,4 @@
-"""Answers and events of 0.1 to 12 MB reach every client whole: in one answer and as a stream, over fast and slow links.
-
-Go's clients ping while data flows, to measure the link, and so do those on grpcio's core; others open their windows a
-little at a time. All keys are written once for each cluster, each value unlike any other; every client then reads them
-by range and by watch and tells what came.
-"""
+"""Answers and events of 0.1 to 12 MB reach every client whole: in one answer and as a stream, over fast and slow links."""
 
 from __future__ import annotations
 

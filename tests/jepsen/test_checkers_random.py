@@ -1,8 +1,4 @@
-"""The checkers against random histories: legal ones pass, falsified ones are flagged or still true.
-
-"Still true" is decided by brute force: replaying at the claimed revisions and comparing all pairs of operations in
-time (replay), and trying all orders of all subsets (linearizability).
-"""
+"""The checkers against random histories: legal ones pass, falsified ones are flagged or still true."""
 
 from __future__ import annotations
 

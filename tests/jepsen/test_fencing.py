@@ -1,8 +1,4 @@
-"""Locks without and with tokens, scripted on real servers: a holder stalls longer than its lease lives.
-
-Afterwards the holder can still write (M3, the reason for tokens), unless the write requires its lock key (M1). A waiter
-whose lease ended must not get the lock (M2).
-"""
+"""Locks without and with tokens, scripted on real servers: a holder stalls longer than its lease lives."""
 
 from __future__ import annotations
 

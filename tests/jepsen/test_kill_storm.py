@@ -1,9 +1,4 @@
-"""The kill storm: members die by ``kill -9`` under load, and no acknowledged write is lost.
-
-The code is the command line's (``python -m jepsen run``). Every five faults of a schedule for three members kill one,
-the leader, a follower, a quorum and all: eight processes. The next kill comes as soon as the cluster has acknowledged
-some more writes, not after a fixed time.
-"""
+"""The kill storm: members die by ``kill -9`` under load, and no acknowledged write is lost."""
 
 from __future__ import annotations
 

@@ -1,12 +1,5 @@
 """The member storm: one member grows to three and five, all are replaced, a disk is lost, the leader is removed, three
-members remain.
-
-Clients keep writing and reading, and follow the members by MemberList; all common checkers run. Watchers and lease
-owners run during a part of the storm: growth by two members, and the removal of the leader. That the checkers detect a
-loss is shown by ``test_positive_controls.py``, and here for a loss during membership changes. The storm with etcd's
-strict rules, where each change waits until all members have been connected for 5 s, and with other faults between the
-changes, runs from the command line: ``python -m jepsen run --members 1 --nemesis member,kill``.
-"""
+members remain."""
 
 from __future__ import annotations
 

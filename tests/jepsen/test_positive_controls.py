@@ -1,8 +1,4 @@
-"""The whole harness on real etcd 3.5.1: a correct cluster passes, and each planted lie or loss is caught.
-
-These tests show that the checkers can fail: clients lie about their operations, or the data of a member is destroyed,
-in otherwise normal storms.
-"""
+"""The whole harness on real etcd 3.5.1: a correct cluster passes, and each planted lie or loss is caught."""
 
 from __future__ import annotations
 

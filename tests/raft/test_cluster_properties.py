@@ -1,9 +1,4 @@
-"""Arbitrary schedules of a whole cluster: messages lost, doubled, reordered; slow disks, crashes, membership changes.
-
-Schedules come from two sources: Hypothesis, which shrinks a failure to the shortest schedule; and seeds, weighted for
-progress in long schedules. After every step the rules of ``World.check`` must hold; at the end of each schedule the
-faults stop, and the cluster must elect a leader and commit again.
-"""
+"""Arbitrary schedules of a whole cluster: messages lost, doubled, reordered; slow disks, crashes, membership changes."""
 
 from __future__ import annotations
 

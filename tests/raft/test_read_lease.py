@@ -1,8 +1,4 @@
-"""Read leases: arbitrary schedules of three members with clocks of different rates, and the rules one by one.
-
-After every step no member may serve a read below the commit index known to any member. With each rule of
-``raft/read_lease`` removed in turn, the schedules must show a stale read.
-"""
+"""Read leases: arbitrary schedules of three members with clocks of different rates, and the rules one by one."""
 
 from __future__ import annotations
 

@@ -1,10 +1,4 @@
-"""Secrets that go through every path of a cluster, and then every byte that it has left is searched for them.
-
-The canaries: passwords of users as they are added, changed, given rightly and wrongly, by raw calls, the command line,
-the environment and the client library, also while the cluster cannot answer; a token; the private key of a member. The
-bytes: logs at debug level, audit logs, data directories with the write-ahead log decoded, its archive, snapshots,
-metrics, command lines of processes, and what clients and their errors show.
-"""
+"""Secrets that go through every path of a cluster, and then every byte that it has left is searched for them."""
 
 from __future__ import annotations
 

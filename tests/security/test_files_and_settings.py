@@ -1,7 +1,4 @@
-"""Attacks by files and settings: logs that lie, directories that others may write to, numbers that make no sense.
-
-etcd 3.5.1 has the repairs of the audit of 2020 for the log (CVE-2020-15106, -15112), so those rows are raftkv's alone.
-"""
+"""Attacks by files and settings: logs that lie, directories that others may write to, numbers that make no sense."""
 
 from __future__ import annotations
 

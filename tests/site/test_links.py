@@ -1,7 +1,4 @@
-"""Every page is in the site's navigation, and every link and anchor of it leads somewhere, in a checkout too.
-
-``mkdocs build --strict`` (``test_build.py``) says the same of the site; this asks the files alone and takes no time.
-"""
+"""Every page is in the site's navigation, and every link and anchor of it leads somewhere, in a checkout too."""
 
 from __future__ import annotations
 

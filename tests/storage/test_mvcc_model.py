@@ -1,8 +1,4 @@
-"""The store against the simple model, under any order of writes, reads, compactions, commits, crashes and restarts.
-
-Commits are scripted: the machine decides when a batch becomes durable. A crash drops the other batches, and the model
-goes back to the last durable batch, as a real member does before it replays its log.
-"""
+"""The store against the simple model, under any order of writes, reads, compactions, commits, crashes and restarts."""
 
 from __future__ import annotations
 

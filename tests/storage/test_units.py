@@ -1,10 +1,4 @@
-"""A log entry is committed whole or not at all, under any call during apply and any failure in the entry.
-
-Entries are applied in pages, as a member does; between any two changes, in the middle of transactions too, a caller
-asks for commits, flushes and compaction steps, and the writer may finish a batch. Some runs meet an error in an entry:
-nothing may be committed after it. Then the member dies, starts again, and applies the log from its applied index on:
-the state must be that of a member which applied each entry once.
-"""
+"""A log entry is committed whole or not at all, under any call during apply and any failure in the entry."""
 
 from __future__ import annotations
 

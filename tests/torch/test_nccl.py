@@ -1,7 +1,4 @@
-"""Collectives that are cut off on the device: what they have left there is not used.
-
-Without a GPU: the group is one of gloo, and nothing waits for a device.
-"""
+"""Collectives that are cut off on the device: what they have left there is not used."""
 
 from __future__ import annotations
 

@@ -1,10 +1,4 @@
-"""A rank that saves with torch's DCP and ``raftkv.torch.checkpoint``, and stops at the same points.
-
-By ``dcp.save``, or by ``dcp.async_save`` in a thread, which the rank then waits for.
-
-``mid_write`` is between the two tensors of a rank; the coordinator's ``before_prepare`` is after ``.metadata``. Ranks
-have a gloo group for each generation, whose collectives fail when a rank is killed.
-"""
+"""A rank that saves with torch's DCP and ``raftkv.torch.checkpoint``, and stops at the same points."""
 
 from __future__ import annotations
 

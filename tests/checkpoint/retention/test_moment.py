@@ -1,7 +1,4 @@
-"""A collection deletes nothing that its policy keeps at the moment of the deletion, while others change the run.
-
-The rules here are written from docs/training/checkpoints.md, not from ``retention.policy``.
-"""
+"""A collection deletes nothing that its policy keeps at the moment of the deletion, while others change the run."""
 
 from __future__ import annotations
 

@@ -1,8 +1,4 @@
-"""``raftkvctl watch`` beside etcdctl 3.5.1, on real etcd and on raftkv: the same bytes, complaints and codes.
-
-Both programs watch the same server. The history ends with a value that nothing else prints, so the end of the output
-is known without waiting for silence.
-"""
+"""``raftkvctl watch`` beside etcdctl 3.5.1, on real etcd and on raftkv: the same bytes, complaints and codes."""
 
 from __future__ import annotations
 

@@ -1,8 +1,4 @@
-"""Members of both builds answer the same requests alike, odd ones too: one interpreted, one as this checkout runs.
-
-After `make native`, as in CI, that is a compiled one; before it these tests compare an interpreted member with another.
-Any number of odd requests: `player`.
-"""
+"""Members of both builds answer the same requests alike, odd ones too: one interpreted, one as this checkout runs."""
 
 from __future__ import annotations
 

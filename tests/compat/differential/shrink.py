@@ -1,11 +1,4 @@
-"""Make a failing history small: fewer requests, then simpler ones.
-
-    small = shrink(history, fails=lambda history: ..., time_max_s=60)
-
-Delta debugging by halves: drop ever smaller blocks, keep what still fails. `fails` must replay the given
-requests from an equal start on both stores and tell whether they still part. A history consists of dataclasses with a
-field `request`, such as `Recorded`, so that leaving some out does not change what the revisions in the others mean.
-"""
+"""Make a failing history small: fewer requests, then simpler ones."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""The differential test must be able to fail: planted lies are seen, named, replayed and made small.
-
-Also here: what it must *not* see (ties, ids of clusters), the shrinker, and the moving of revisions.
-"""
+"""The differential test must be able to fail: planted lies are seen, named, replayed and made small."""
 
 from __future__ import annotations
 

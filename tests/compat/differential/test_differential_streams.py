@@ -1,8 +1,4 @@
-"""The differential test of streams: one program of watches, leases, locks and elections on etcd 3.5.1 and on raftkv.
-
-Prints the counts; on a difference seed, operation and a shrunk program (`stream_programs.py`, which is a command
-too). Two runs: over three members of raftkv, and on one.
-"""
+"""The differential test of streams: one program of watches, leases, locks and elections on etcd 3.5.1 and on raftkv."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""The JSON gateway beside etcd 3.5.1's: the same requests to every path, valid and spoiled, have the same answers.
-
-A few hundred are played in `make test`, some thousand by `make test-all`, under TLS too. Any number: `requests`.
-"""
+"""The JSON gateway beside etcd 3.5.1's: the same requests to every path, valid and spoiled, have the same answers."""
 
 from __future__ import annotations
 

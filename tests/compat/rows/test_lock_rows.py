@@ -1,7 +1,4 @@
-"""The rules of Lock and Election, one by one (reference section 1.7), on etcd 3.5.1 and on raftkv.
-
-Callers go to the members in turn. Where raftkv knows better on purpose a test says so by its name.
-"""
+"""The rules of Lock and Election, one by one (reference section 1.7), on etcd 3.5.1 and on raftkv."""
 
 from __future__ import annotations
 

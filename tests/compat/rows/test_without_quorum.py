@@ -1,7 +1,4 @@
-"""What one member says when the two others are dead, and after they come back, on etcd 3.5.1 and on raftkv.
-
-The waits are etcd's own request timeouts (5 s and two election timeouts), so all waiting requests run at once.
-"""
+"""What one member says when the two others are dead, and after they come back, on etcd 3.5.1 and on raftkv."""
 
 from __future__ import annotations
 

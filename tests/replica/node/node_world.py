@@ -1,10 +1,4 @@
-"""One member's loop without network, disk or clock, for tests of a turn.
-
-world = World()                       # a follower of three, on the running loop
-world.node.receive([world.heartbeat(leader=2)])
-await world.turns()
-world.sender.sent                     # messages that left
-"""
+"""One member's loop without network, disk or clock, for tests of a turn."""
 
 from __future__ import annotations
 

@@ -1,9 +1,4 @@
-"""The hub against the history: each watcher gets exactly its events, slow, compacted or replaced.
-
-The machine writes, compacts, installs snapshots' worth of unseen revisions, creates and cancels watchers of all kinds,
-and lets clients read or not. The model is the list of all changes: W1 ordered, W2 unique, W3 reliable, W4 atomic,
-W6 progress true, W7 filters and prev_kv exact, W8 no event before the start (reference: etcd's robustness tests).
-"""
+"""The hub against the history: each watcher gets exactly its events, slow, compacted or replaced."""
 
 from __future__ import annotations
 

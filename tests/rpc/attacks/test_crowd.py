@@ -1,7 +1,4 @@
-"""A port with few connections, all of which are taken by clients that only hold them: one that asks is served.
-
-The port of metrics is one: a probe that is refused there has its member killed.
-"""
+"""A port with few connections, all of which are taken by clients that only hold them: one that asks is served."""
 
 from __future__ import annotations
 

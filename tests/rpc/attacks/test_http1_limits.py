@@ -1,7 +1,4 @@
-"""HTTP/1.1 under its limits by the documented numbers, and slow readers over HTTP/2: who is cut and who is not.
-
-The test reads its sockets itself.
-"""
+"""HTTP/1.1 under its limits by the documented numbers, and slow readers over HTTP/2: who is cut and who is not."""
 
 from __future__ import annotations
 

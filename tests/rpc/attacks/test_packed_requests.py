@@ -1,7 +1,4 @@
-"""Compressed requests of a client that means harm: what they cost is counted, and done a little at a time.
-
-Also of any client: a message that came whole, and waits for the end of its request or for its reader, is counted.
-"""
+"""Compressed requests of a client that means harm: what they cost is counted, and done a little at a time."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Very much that one read, or one moment, makes due: requests completed by their last octets, calls that end together.
-
-A turn of the loop does some of it.
-"""
+"""Very much that one read, or one moment, makes due: requests completed by their last octets, calls that end together."""
 
 from __future__ import annotations
 

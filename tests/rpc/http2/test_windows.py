@@ -1,9 +1,4 @@
-"""Both ends on a pipe that carries octets in pieces: no window is overrun, and none is lost (RFC 9113 section 6.9).
-
-A ledger beside each end sees all frames that come and go, and knows from them alone how much may be sent. Programs are
-drawn: messages of any size, resets from both sides, receivers that keep octets, sockets that take nothing, and windows
-that SETTINGS narrow and widen again. In the end everything is read, and every window must be whole again.
-"""
+"""Both ends on a pipe that carries octets in pieces: no window is overrun, and none is lost (RFC 9113 section 6.9)."""
 
 from __future__ import annotations
 

@@ -1,8 +1,4 @@
-"""Every method x keys touched x role x kind of credential: admitted or refused as in ``oracle``.
-
-Each request is made at a member, where the guard decides. A resulting entry is applied again as other members apply it:
-under the rights at apply time, not those at its proposal.
-"""
+"""Every method x keys touched x role x kind of credential: admitted or refused as in ``oracle``."""
 
 from __future__ import annotations
 

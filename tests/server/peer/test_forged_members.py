@@ -1,8 +1,4 @@
-"""A forged member sends invalid messages to live members, which continue or stop with one line.
-
-Two of three members run, the third is this test. After each batch a stopped member is restarted, which must succeed; in
-the end both have every acknowledged write and equal histories.
-"""
+"""A forged member sends invalid messages to live members, which continue or stop with one line."""
 
 from __future__ import annotations
 

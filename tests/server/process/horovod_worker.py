@@ -1,10 +1,4 @@
-"""A replacement for Horovod's workers: replays a recorded worker's rendezvous requests to members.
-
-    replay([endpoints of rank 0, endpoints of rank 1])
-
-Like Horovod, a worker accepts 200 and 404 as answers, and retries after anything else. Horovod has one address, which
-may lead to several members; a worker here has several addresses and retries at the next one.
-"""
+"""A replacement for Horovod's workers: replays a recorded worker's rendezvous requests to members."""
 
 from __future__ import annotations
 

@@ -1,10 +1,4 @@
-"""Helpers for tests on real raftkv processes: runs that must end by themselves, calls, and logs.
-
-    ended = run_to_end("--data-dir", "/dev/null/x", *addresses())
-    assert ended.one_line(1) == "raftkv: cannot make directory ..."
-
-The processes themselves are those of `tests.procs`; calls go through grpcio (`tests.compat.wire`).
-"""
+"""Helpers for tests on real raftkv processes: runs that must end by themselves, calls, and logs."""
 
 from __future__ import annotations
 

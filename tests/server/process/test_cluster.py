@@ -1,8 +1,4 @@
-"""Three real members: leadership transfers, deaths, databases sent to lagging members, the quota.
-
-One cluster for the whole file, with a log that is cut early (50 entries, 10 kept) and a small quota; every test
-leaves it whole, with all members up and no alarm.
-"""
+"""Three real members: leadership transfers, deaths, databases sent to lagging members, the quota."""
 
 from __future__ import annotations
 

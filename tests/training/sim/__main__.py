@@ -1,10 +1,4 @@
-"""``python -m tests.training.sim``: run a range of seeds, or replay one.
-
-    python -m tests.training.sim --seeds 2000 --jobs 2     seeds 1-2000 on two processes, some lines of figures
-    python -m tests.training.sim --seed 17 --trace         seed 17 again, every change a line
-
-Exit code 1 when a property was violated.
-"""
+"""``python -m tests.training.sim``: run a range of seeds, or replay one."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Clients that mean harm to the gateway, or to its other clients: what they can make it do, hold and send is bounded.
-
-Connections without sockets, a store without raftkv: what is counted is work and bytes, never time.
-"""
+"""Clients that mean harm to the gateway, or to its other clients: what they can make it do, hold and send is bounded."""
 
 from __future__ import annotations
 

@@ -1,8 +1,4 @@
-"""The lighthouse on a real cluster: daemons side by side, replicas that come and go, answers that cost nothing.
-
-The replicas are of this process: they speak torchft's protocol over raftkv's own channel (the real client's tests are
-in ``tests/foreign/test_torchft.py``). Everything waits for conditions.
-"""
+"""The lighthouse on a real cluster: daemons side by side, replicas that come and go, answers that cost nothing."""
 
 from __future__ import annotations
 

@@ -1,8 +1,4 @@
-"""A full disk: writes that grow the store are refused, reads and deletes continue, and the member recovers.
-
-The disk is a 200 MB in-memory file system in the member's mount namespace, so nothing is ever left behind. Durability
-is not tested here.
-"""
+"""A full disk: writes that grow the store are refused, reads and deletes continue, and the member recovers."""
 
 from __future__ import annotations
 
