@@ -11,7 +11,6 @@ when. Everything else must be answered alike: status, text, every field.
 
 from __future__ import annotations
 
-import argparse
 import sys
 from collections import Counter
 from collections.abc import Callable
@@ -23,7 +22,7 @@ from raftkv.apply.check import check_txn
 from raftkv.errors import AuthFailedError, StatusError
 from raftkv.pb import auth_pb2, rpc_pb2
 from tests.compat.differential.auth_model import Model
-from tests.compat.differential.compare import difference
+from tests.compat.differential.compare import command_line, difference
 from tests.compat.differential.generator import Step
 from tests.compat.differential.requests import describe_answer, one_line
 from tests.compat.store import compare, delete, get, put, txn
@@ -423,20 +422,12 @@ def _is_invalid(request: rpc_pb2.TxnRequest) -> bool:
     return False
 
 
-def main() -> int:
-    """Run from the command line."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--steps", type=int, default=20_000)
-    parser.add_argument("--a", required=True)
-    parser.add_argument("--b", required=True)
-    given = parser.parse_args()
-    with Wire(given.a.split(",")) as oracle, Wire(given.b.split(",")) as tested:
-        player = AuthPlayer(oracle, tested, given.seed)
-        player.run(given.steps)
-    print(player.report.describe())
-    return 1 if player.report.differences else 0
+def play(oracle: Wire, tested: Wire, seed: int, steps: int) -> Report:
+    """Play so many requests; return what was found."""
+    player = AuthPlayer(oracle, tested, seed)
+    player.run(steps)
+    return player.report
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(command_line(play, "steps", 20_000))

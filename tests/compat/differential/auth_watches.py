@@ -14,16 +14,17 @@ what. After each request each watch must have
 
 from __future__ import annotations
 
-import argparse
 import sys
 from collections import Counter
 from collections.abc import Callable
+from contextlib import closing
 from dataclasses import dataclass, field
 from typing import Any, Final
 
 from raftkv.pb import kv_pb2, rpc_pb2
 from tests.compat.differential.auth_model import Interval, covered
 from tests.compat.differential.auth_requests import AuthPlayer, Call
+from tests.compat.differential.compare import command_line
 from tests.compat.streams import NothingCameError, Stream, Streams
 from tests.compat.wire import Answer, Wire
 
@@ -249,21 +250,12 @@ class WatchPlayer(AuthPlayer):
         watched.settled = len(got)
 
 
-def main() -> int:
-    """Run from the command line."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--steps", type=int, default=3_000)
-    parser.add_argument("--a", required=True)
-    parser.add_argument("--b", required=True)
-    given = parser.parse_args()
-    with Wire(given.a.split(",")) as oracle, Wire(given.b.split(",")) as tested:
-        player = WatchPlayer(oracle, tested, given.seed)
-        player.run(given.steps)
-        player.close()
-    print(player.report.describe(), dict(player.seen), sep="\n")
-    return 1 if player.report.differences else 0
+def play(oracle: Wire, tested: Wire, seed: int, steps: int) -> Any:
+    """Play so many requests and watches; return what was found."""
+    with closing(WatchPlayer(oracle, tested, seed)) as player:
+        player.run(steps)
+        return player.report
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(command_line(play, "steps", 3_000))

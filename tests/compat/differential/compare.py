@@ -12,13 +12,14 @@ Everything counts: status code, status text, presence and value of every field. 
 
 from __future__ import annotations
 
+import argparse
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
 from raftkv.pb import kv_pb2, rpc_pb2
 from tests.compat.differential.generator import Step
-from tests.compat.wire import Answer
+from tests.compat.wire import Answer, Wire
 
 SORT_FIELDS = {
     rpc_pb2.RangeRequest.VERSION: "version",
@@ -177,3 +178,20 @@ class HeaderWatch:
         if header.raft_term < max(term, 1):
             return f"header.raft_term {header.raft_term} after {term}"
         return None
+
+
+# --- the command line ---------------------------------------------------------------------------------------
+
+
+def command_line(play: Callable[[Wire, Wire, int, int], Any], name: str, count: int) -> int:
+    """Compare the two clusters that the words of the command line name; returns 1 if there was a difference."""
+    parser = argparse.ArgumentParser(description="Compare two etcd v3 clusters, answer by answer.")
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument(f"--{name}", dest="count", type=int, default=count)
+    parser.add_argument("--a", required=True, help="the oracle's members: host:port[,host:port…]")
+    parser.add_argument("--b", required=True, help="the tested members: host:port[,host:port…]")
+    given = parser.parse_args()
+    with Wire(given.a.split(",")) as oracle, Wire(given.b.split(",")) as tested:
+        report = play(oracle, tested, given.seed, given.count)
+    print(report.describe())
+    return 1 if report.differences else 0

@@ -12,15 +12,16 @@ No compaction is at a deletion: etcd before 3.5.16 then drops the deletion (etcd
 
 from __future__ import annotations
 
-import argparse
 import sys
 from collections import Counter
+from contextlib import closing
 from dataclasses import dataclass, field
 from random import Random
 from typing import Any, Final
 
 from raftkv.pb import kv_pb2, rpc_pb2
 from tests.compat.differential.auth_model import covered
+from tests.compat.differential.compare import command_line
 from tests.compat.differential.stream_programs import METHODS
 from tests.compat.store import delete, put, txn
 from tests.compat.streams import NothingCameError, Stream, Streams
@@ -216,21 +217,12 @@ def _wants(request: rpc_pb2.WatchCreateRequest, event: kv_pb2.Event) -> bool:
     return is_within and not is_filtered and event.kv.mod_revision >= request.start_revision
 
 
-def main() -> int:
-    """Run from the command line."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--rounds", type=int, default=20)
-    parser.add_argument("--a", required=True)
-    parser.add_argument("--b", required=True)
-    given = parser.parse_args()
-    with Wire(given.a.split(",")) as oracle, Wire(given.b.split(",")) as tested:
-        player = HistoryPlayer(oracle, tested, given.seed)
-        player.run(given.rounds)
-        player.close()
-    print(player.report.describe())
-    return 1 if player.report.differences else 0
+def play(oracle: Wire, tested: Wire, seed: int, rounds: int) -> Report:
+    """Play so many rounds; return what was found."""
+    with closing(HistoryPlayer(oracle, tested, seed)) as player:
+        player.run(rounds)
+        return player.report
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(command_line(play, "rounds", 20))

@@ -13,10 +13,8 @@ replayed and made small on the very same servers (`replay.py` moves its revision
 
 from __future__ import annotations
 
-import argparse
 import random
 import sys
-import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -25,7 +23,7 @@ from typing import Any
 from google.protobuf import text_format
 
 from raftkv.pb import rpc_pb2
-from tests.compat.differential.compare import HeaderWatch, allowed_difference, difference
+from tests.compat.differential.compare import HeaderWatch, allowed_difference, command_line, difference
 from tests.compat.differential.generator import METHODS, Generator, Step, View
 from tests.compat.differential.replay import Recorded, RevisionMap
 from tests.compat.differential.shrink import shrink
@@ -330,29 +328,10 @@ def _batches(generator: Generator, steps: int) -> Iterator[list[Step]]:
         yield reads
 
 
-def play(a: Sequence[str], b: Sequence[str], seed: int, steps: int) -> Report:
-    """Play `steps` requests of the stream `seed` on the members `a` (oracle) and `b`; return what was found."""
-    with Wire(a) as oracle, Wire(b) as tested:
-        return Player(oracle, tested, seed).run(steps)
-
-
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Command line; exit status 1 if there was a difference, 2 if the comparison broke off."""
-    parser = argparse.ArgumentParser(description="Compare two etcd v3 clusters answer by answer.")
-    parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--steps", type=int, default=20_000)
-    parser.add_argument("--a", required=True, help="the oracle's members: host:port[,host:port…]")
-    parser.add_argument("--b", required=True, help="the tested members: host:port[,host:port…]")
-    options = parser.parse_args(arguments)
-    started = time.monotonic()
-    try:
-        report = play(options.a.split(","), options.b.split(","), options.seed, options.steps)
-    except (CannotAlignError, ServerGoneError, HeaderError) as error:
-        sys.stderr.write("\n".join([str(error), *getattr(error, "__notes__", ()), ""]))
-        return 2
-    sys.stdout.write(f"{report.describe()}\n{time.monotonic() - started:.1f} s\n")
-    return 1 if report.differences else 0
+def play(oracle: Wire, tested: Wire, seed: int, steps: int) -> Report:
+    """Play `steps` requests of the stream `seed`; return what was found."""
+    return Player(oracle, tested, seed).run(steps)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(command_line(play, "steps", 20_000))

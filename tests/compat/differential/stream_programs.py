@@ -10,7 +10,6 @@ without leases. A difference is replayed and made small on the same servers.
 
 from __future__ import annotations
 
-import argparse
 import math
 import sys
 import time
@@ -21,6 +20,7 @@ from typing import Any
 
 from raftkv.cli.ctl import top
 from raftkv.pb import election_pb2, kv_pb2, lock_pb2, rpc_pb2
+from tests.compat.differential.compare import command_line
 from tests.compat.differential.mirror import DELETE
 from tests.compat.differential.requests import Player as Aligner
 from tests.compat.differential.requests import describe_answer, one_line
@@ -547,20 +547,10 @@ def describe(op: Op) -> str:
     return f"{op.kind} {one_line(op.request) if op.request is not None else op.number}"
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Command line; exit status 1 if there was a difference."""
-    parser = argparse.ArgumentParser(description="Compare the streams of two etcd v3 clusters.")
-    parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--episodes", type=int, default=10)
-    parser.add_argument("--a", required=True, help="the oracle's members: host:port[,host:port…]")
-    parser.add_argument("--b", required=True, help="the tested members: host:port[,host:port…]")
-    options = parser.parse_args(arguments)
-    started = time.monotonic()
-    with Wire(options.a.split(",")) as oracle, Wire(options.b.split(",")) as tested:
-        report = Player(oracle, tested, options.seed).run(options.episodes)
-    sys.stdout.write(f"{report.describe()}\n{time.monotonic() - started:.1f} s\n")
-    return 1 if report.differences else 0
+def play(oracle: Wire, tested: Wire, seed: int, episodes: int) -> Report:
+    """Play so many episodes; return what was found."""
+    return Player(oracle, tested, seed).run(episodes)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(command_line(play, "episodes", 10))
