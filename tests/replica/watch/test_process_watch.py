@@ -7,11 +7,10 @@ from collections.abc import Iterator
 import pytest
 
 from raftkv.cli.ctl import top
-from raftkv.pb import rpc_pb2
 from tests.compat.wire import Wire
 from tests.procs import RAFTKV, Cluster, wait_for
 from tests.replica.watch.watching import Watch
-from tests.server.process.process import COMPACT, leader_of, must_put, put, status_of
+from tests.server.process.process import must_put, status_of
 
 LARGE = b"x" * 100_000
 
@@ -64,21 +63,6 @@ def test_a_client_that_does_not_read_delays_no_other_and_costs_no_memory(one: Cl
         wait_for(lambda: _metric(one, "etcd_debugging_mvcc_slow_watcher_total") == 0, "the watcher to catch up")
 
 
-@pytest.mark.long
-def test_a_lagging_watcher_that_meets_compaction_is_told(one: Cluster, wire: Wire) -> None:
-    with Watch(one.endpoints[0], reading=False) as stalled:
-        stalled.create(key=b"lag")
-        wait_for(lambda: _metric(one, "etcd_debugging_mvcc_watcher_total") == 1, "the watcher")
-        for _ in range(200):
-            revision = must_put(wire, "lag", LARGE)
-        wait_for(lambda: _metric(one, "etcd_debugging_mvcc_slow_watcher_total") == 1, "the watcher to fall behind")
-        wire.call(COMPACT, rpc_pb2.CompactionRequest(revision=revision))
-        stalled.start_reading()
-        stalled.wait(lambda: stalled.responses and stalled.responses[-1].canceled)
-        assert stalled.responses[-1].compact_revision == revision
-        assert 0 < len(stalled.events(0)) < 200
-
-
 def test_half_closed_streams_keep_their_watchers(one: Cluster, wire: Wire) -> None:
     with Watch(one.endpoints[0]) as watch:
         watch.create(key=b"half")
@@ -98,49 +82,6 @@ def test_progress_is_sent_periodically_to_idle_watches_that_asked(one: Cluster, 
         watch.wait(lambda: watch.of(0) and watch.of(0)[-1].header.revision == revision, "a progress notification")
         assert not watch.events(0)
         assert len(watch.of(1)) == 1
-
-
-def test_large_revisions_are_fragmented_when_allowed(one: Cluster, wire: Wire) -> None:
-    with Watch(one.endpoints[0]) as watch:
-        watch.create(key=b"f", range_end=b"g", fragment=True, start_revision=0)
-        watch.create(key=b"f", range_end=b"g")
-        watch.wait(lambda: watch.is_created(1))
-        for number in range(30):
-            must_put(wire, f"f{number}", LARGE)
-        request = rpc_pb2.DeleteRangeRequest(key=b"f", range_end=b"g")
-        revision = wire.call("etcdserverpb.KV/DeleteRange", request).message.header.revision
-        watch.wait(lambda: len(watch.events(0)) == 60 and len(watch.events(1)) == 60)
-        watch.create(key=b"f", range_end=b"g", fragment=True, prev_kv=True, start_revision=revision)
-        watch.wait(lambda: len(watch.events(2)) == 30)
-        pieces = [response for response in watch.of(2) if response.events]
-        assert [piece.fragment for piece in pieces] == [True] * (len(pieces) - 1) + [False]
-        assert len(pieces) == 2
-        assert max(piece.ByteSize() for piece in pieces) < 2 * 1024 * 1024 + 64 * 1024
-        assert [event.prev_kv.value for event in watch.events(2)] == [LARGE] * 30
-
-
-def test_events_continue_at_another_member_after_death() -> None:
-    with Cluster(RAFTKV, size=3) as cluster, Wire(cluster.endpoints) as wire:
-        wait_for(lambda: leader_of(wire, 0) >= 0, "a leader")
-        victim = (leader_of(wire, 0) + 1) % 3
-        other = (victim + 1) % 3
-        with Watch(cluster.endpoints[victim]) as first:
-            first.create(key=b"k")
-            first.wait(lambda: first.is_created(0))
-            put(wire, "k", b"1", member=other)
-            first.wait(lambda: len(first.events(0)) == 1)
-            cluster.members[victim].kill()
-            first.wait(lambda: first.ended)
-        seen = first.events(0)[-1].kv.mod_revision
-        put(wire, "k", b"2", member=other)
-        with Watch(cluster.endpoints[other]) as second:
-            second.create(key=b"k", start_revision=seen + 1)
-            second.wait(lambda: len(second.events(0)) == 1)
-            assert second.events(0)[0].kv.value == b"2"
-        cluster.members[victim].restart()
-        with Watch(cluster.endpoints[victim]) as third:
-            third.create(key=b"k", start_revision=1)
-            third.wait(lambda: len(third.events(0)) == 2)
 
 
 @pytest.mark.long

@@ -195,26 +195,6 @@ def test_a_learner_promotes_itself_where_it_was_told_to(one: tuple[Cluster, Wire
     assert wait_for_end(learner) == 0
 
 
-def test_two_changes_at_once_are_both_made(one: tuple[Cluster, Wire]) -> None:
-    _, wire = one
-    urls = [f"http://127.0.0.1:{port}" for port in (1, 2)]
-    answers: list[Answer] = []
-
-    def ask(url: str) -> None:
-        request = rpc_pb2.MemberAddRequest(peerURLs=[url], isLearner=True)
-        answers.append(call(wire, "Add", request))
-
-    threads = [threading.Thread(target=ask, args=(url,)) for url in urls]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert [answer.code for answer in answers] == ["OK", "OK"]
-    assert set(urls) <= set(members_of(wire))
-    for url in urls:
-        assert remove(wire, url).code == "OK"
-
-
 def test_a_member_that_does_not_fit_is_refused_in_one_line(one: tuple[Cluster, Wire]) -> None:
     cluster, wire = one
     stranger = new_member(cluster, 3)

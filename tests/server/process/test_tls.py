@@ -45,29 +45,6 @@ def _put(channel: grpc.Channel) -> bytes:
         return answer
 
 
-def test_writes_through_every_member(secure: Cluster, certificates: Certificates) -> None:
-    """Also that the members reach each other: a follower passes writes on, a commit needs two."""
-    revisions = [
-        rpc_pb2.PutResponse.FromString(_put(_channel(endpoint, certificates, "client"))).header.revision
-        for endpoint in secure.endpoints
-    ]
-    assert revisions == [2, 3, 4]
-
-
-@pytest.mark.parametrize("name", [None, "stranger"])
-def test_a_client_without_a_good_certificate_is_refused(
-    secure: Cluster, certificates: Certificates, name: str | None
-) -> None:
-    with pytest.raises(grpc.RpcError) as raised:
-        _put(_channel(secure.endpoints[0], certificates, name))
-    assert raised.value.code() == grpc.StatusCode.UNAVAILABLE
-
-
-def test_plain_text_is_refused(secure: Cluster) -> None:
-    with Wire(secure.endpoints) as wire:
-        assert wire.call(STATUS, rpc_pb2.StatusRequest()).code == "UNAVAILABLE"
-
-
 def test_the_peer_port_asks_for_a_certificate(secure: Cluster, certificates: Certificates) -> None:
     peer = f"127.0.0.1:{secure.members[0].peer_port}"
     for name, code in (("stranger", "UNAVAILABLE"), (None, "UNAVAILABLE"), ("client", "UNIMPLEMENTED")):

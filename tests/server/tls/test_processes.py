@@ -165,38 +165,3 @@ def _revoke_and_look(room: Room, cluster: Cluster) -> None:
 
 def _says_revoked(member: Member) -> bool:
     return "is revoked" in log_of(member)
-
-
-def test_a_member_whose_certificate_is_revoked_loses_its_open_streams(tmp_path: Path) -> None:
-    room = _room(tmp_path)
-    room.revoke("crl")
-    names = {"cert-file": "server.crt", "key-file": "server.key", "trusted-ca-file": "ca.crt"}
-    flags = [f"--{flag}={room.path(name)}" for flag, name in names.items()]
-    flags += [f"--peer-trusted-ca-file={room.path('ca.crt')}", f"--peer-crl-file={room.path('crl')}"]
-    cluster = secured(Cluster(RAFTKV, size=3, flags=flags))
-    pairs = [room.issue(member.name) for member in cluster.members]
-    for member in cluster.members:
-        member.flags = [
-            *member.flags,
-            f"--peer-cert-file={room.path(member.name)}.crt",
-            f"--peer-key-file={room.path(member.name)}.key",
-        ]
-    with cluster:
-        assert all(_puts(room, endpoint, "60s") for endpoint in cluster.endpoints)
-        room.revoke("crl", pairs[2])
-        for member in cluster.members[:2]:
-            wait_for(partial(_says_ended, member), "the end of the streams in the log")
-        assert all(_puts(room, endpoint, "60s") for endpoint in cluster.endpoints[:2])
-        assert not _puts(room, cluster.endpoints[2], "3s")
-
-
-def _puts(room: Room, endpoint: str, timeout: str) -> bool:
-    shown = [f"--cacert={room.path('ca.crt')}", f"--cert={room.path('alice.crt')}", f"--key={room.path('alice.key')}"]
-    return (
-        run_ctl([f"--endpoints=https://{endpoint}", *shown, f"--command-timeout={timeout}", "put", "a", "b"]).code == 0
-    )
-
-
-def _says_ended(member: Member) -> bool:
-    log = log_of(member)
-    return "ended the connection with" in log and "is revoked" in log
