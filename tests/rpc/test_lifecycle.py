@@ -144,7 +144,7 @@ async def test_reset_in_the_same_bytes_as_the_request_harms_no_other_call() -> N
     async with s.echo_server() as echo:
         client = await raw.RawClient.connect(echo.target)
         for path in (s.UNARY, "/no/Such", s.BIDI, s.RAISE):
-            odd = client_id(path)
+            odd = {s.UNARY: 1, "/no/Such": 3, s.BIDI: 5, s.RAISE: 7}[path]
             client.send(
                 raw.headers(odd, raw.grpc_headers(path))
                 + raw.message(odd, frame(b"x"), raw.END_STREAM)
@@ -154,10 +154,6 @@ async def test_reset_in_the_same_bytes_as_the_request_harms_no_other_call() -> N
         await client.until_frame(raw.HEADERS, 99)
         assert (await client.until_frame(raw.DATA, 99))[3] == frame(b"good")
         client.close()
-
-
-def client_id(path: str) -> int:
-    return {s.UNARY: 1, "/no/Such": 3, s.BIDI: 5, s.RAISE: 7}[path]
 
 
 async def test_a_connection_has_room_for_ten_thousand_calls_and_a_large_request() -> None:

@@ -224,10 +224,6 @@ async def _all_sorts_of_garbage(world: Kept) -> None:
     Place(f"{world.uri}/{AttemptId(4, 0, 77).directory}").write("late.bin", b"of a zombie")
 
 
-def _end_of(world: Kept) -> tuple[Any, ...]:
-    return world.keys(""), len(world.directories()), world.latest().encode()
-
-
 @pytest.mark.long
 @pytest.mark.parametrize("is_done", [False, True])
 def test_cut_off_at_any_txn_the_next_collection_ends_it(is_done: bool, tmp_path: Path) -> None:
@@ -242,7 +238,7 @@ def test_cut_off_at_any_txn_the_next_collection_ends_it(is_done: bool, tmp_path:
             assert done.failures == []
         else:
             was_killed = False
-        return was_killed, _end_of(world)
+        return was_killed, (world.keys(""), len(world.directories()), world.latest().encode())
 
     _, wanted = play(whole(tmp_path / "0", 10_000))
     assert len(wanted[0]) == 5  # fence, begun, mark, latest, record, and no metric, attempt or deletion

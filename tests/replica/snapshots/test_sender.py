@@ -315,10 +315,6 @@ async def _send(world: World, to: int, channel: Channel) -> Stream:
     return channel.streams[-1]
 
 
-def _data_bytes(stream: Stream) -> int:
-    return sum(len(chunk.data) for chunk in stream.sent)
-
-
 async def test_a_member_newer_than_the_kept_copy_is_sent_another(world: World) -> None:
     """In the first one it is no member: it would refuse it, be sent it again, and so on, and the log would stay."""
     first = await _send(world, 2, Channel("breaks"))
@@ -372,7 +368,7 @@ async def test_member_that_cannot_resume_is_sent_everything(world: World, has_by
     await _send(world, 2, Channel("breaks", has_bytes))
     stream = await _send(world, 2, Channel("takes", has_bytes))
     assert stream.sent[0].offset_bytes == 0
-    assert _data_bytes(stream) == stream.sent[0].size_bytes
+    assert sum(len(chunk.data) for chunk in stream.sent) == stream.sent[0].size_bytes
 
 
 async def test_members_that_need_a_copy_at_once_share_it(world: World) -> None:

@@ -363,11 +363,7 @@ async def test_requests_faster_than_their_answers_are_not_read(clock: Clock) -> 
             client.got = b""
             if echo.server.connections:
                 http1 = connection(echo)._http1
-                largest = max(largest, waiting_bytes(http1))
+                largest = max(largest, (len(getattr(http1, "_inbox", b"")) + len(http1._h11.trailing_data[0])))
         assert 0 < largest <= LIMITS.http_body_bytes + 600_000
         sender.cancel()
         await asyncio.gather(sender, return_exceptions=True)
-
-
-def waiting_bytes(http1: Any) -> int:
-    return len(getattr(http1, "_inbox", b"")) + len(http1._h11.trailing_data[0])

@@ -46,10 +46,6 @@ class Memory:
         return [json.loads(line) for line in self.data.splitlines()]
 
 
-def metrics(trail: AuditTrail) -> dict[str, float]:
-    return {sample.name: sample.value for family in trail.collect() for sample in family.samples}
-
-
 def record(number: int, request: bytes | None = None) -> Record:
     return Record(1.0, "call", f"a:{number}", request=request)
 
@@ -83,7 +79,7 @@ def test_dropped_lines_are_counted_where_they_are_missing() -> None:
     for number in range(1, 7):
         trail.add(record(number))
     trail.add(record(7, b"x" * 101))
-    assert metrics(trail) == {
+    assert {sample.name: sample.value for family in trail.collect() for sample in family.samples} == {
         "raftkv_audit_lines_total": 0.0,
         "raftkv_audit_dropped_lines_total": 5.0,
         "raftkv_audit_waiting_bytes": 3.0 * RECORD_BYTES,

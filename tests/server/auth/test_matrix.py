@@ -107,13 +107,9 @@ def signed_tokens(world: World) -> dict[str, tuple[Shown, tuple[int, str] | None
     return shown
 
 
-def needs_root(case: Case) -> bool:
-    return any(kind == "root" for kind, _ in case.needs)
-
-
 def old(role: Role, case: Case) -> tuple[int, str]:
     """What an entry comes to that was let in under an older revision: who is root is, by the users of now."""
-    if not needs_root(case):
+    if not any(kind == "root" for kind, _ in case.needs):
         return OLD
     return LET_IN if role.is_root else DENIED
 
