@@ -27,9 +27,6 @@ def _expect(checked: Any, error: type[errors.StatusError] | None) -> None:
         checked()
 
 
-# -- beside the plain reading of the rule ---------------------------------------------------------------------------
-
-
 def _written(operations: Any) -> tuple[set[bytes], list[tuple[bytes, bytes]]]:
     """Keys put and intervals deleted by a branch, by looking at all pairs (etcd: v3rpc.checkIntervals)."""
     deletes = [_interval(op.request_delete_range) for op in operations if op.HasField("request_delete_range")]

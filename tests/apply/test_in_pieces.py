@@ -378,9 +378,6 @@ def test_an_error_in_a_later_piece_poisons_the_store(monkeypatch: pytest.MonkeyP
         machine.store.set_applied(machine.store.applied_index + 1, 1)
 
 
-# -- compares, beside the plain reading of their rules --------------------------------------------------------------
-
-
 def _model(machine: Machine, compare: rpc_pb2.Compare) -> bool:
     kvs = [kv_pb2.KeyValue.FromString(kv) for kv in machine.store.range(compare.key, compare.range_end).kvs]
     if not kvs:

@@ -75,9 +75,6 @@ def _operation(operation: rpc_pb2.RequestOp) -> wire.PlainOperation:
     return operation.request_range.key, None, 0
 
 
-# -- bytes as encoders write them, and as they do not ---------------------------------------------------------------
-
-
 def _number(rng: Random, number: int) -> bytes:
     """A varint, now and then longer than it need be."""
     data = varint(number)

@@ -217,9 +217,6 @@ async def test_a_copy_that_is_cancelled_stops_and_is_given_up(tmp_path: Path, mo
     assert await world.registry().pins() == []
 
 
-# ---- directories of others
-
-
 def _foreign(path: Path) -> Path:
     (path / "sub").mkdir(parents=True)
     (path / "model.pt").write_bytes(b"m" * 3000)

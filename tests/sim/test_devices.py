@@ -13,7 +13,6 @@ from raftkv.pb import rpc_pb2
 from raftkv.raft.types import Entry, HardState, Message, MessageType, SnapshotMeta
 from raftkv.replica.node.disk import Batch
 from raftkv.storage.backend.base import WriteBatch
-from raftkv.storage.failpoints import FailpointPanic
 from tests.sim.clients.history import ViolationError
 from tests.sim.clients.operators import ADD, REMOVE, Machines
 from tests.sim.cluster import Cluster, ClusterParameters
@@ -223,9 +222,6 @@ class TestProcess:
         cluster.run_until(3.0)
         assert not cluster.members[1].alive
         cluster.close()
-
-    def test_failpoint_panic_passes_except_exception(self) -> None:
-        assert not issubclass(FailpointPanic, Exception)
 
     def test_a_learner_that_was_removed_is_told_though_it_says_nothing(self) -> None:
         """The leader's last message was lost and nothing more is sent; the stream to the leader is ended."""

@@ -170,9 +170,6 @@ def test_a_process_with_a_bad_list_ends_with_one_line() -> None:
     assert (done.returncode, done.stdout, done.stderr) == (1, "", "raftkv: unknown failpoint 'walBeforeSink'\n")
 
 
-# -- the sources --------------------------------------------------------------------------------------------------
-
-
 def points_in(source: str, path: str) -> Iterator[tuple[str | None, str]]:
     """Every call of ``failpoint``: its name (None if it is not a literal) and where it is."""
     # Most files have none, and need not be parsed.

@@ -11,14 +11,7 @@ from raftkv.storage.index import Index
 from raftkv.storage.revision import pack
 
 NAMES = st.sampled_from([b"a", b"a\x00", b"ab", b"b", b"b\xff", b"c", b"\xff"])
-ENDS = st.one_of(st.sampled_from([b"", b"\x00"]), NAMES)
 HISTORY = st.lists(st.tuples(NAMES, st.booleans()), max_size=25)
-
-
-def in_interval(name: bytes, key: bytes, end: bytes) -> bool:
-    if not end:
-        return name == key
-    return name >= key and (end == b"\x00" or name < end)
 
 
 def build(history: list[tuple[bytes, bool]]) -> tuple[Index, list[dict[bytes, int]]]:
@@ -35,19 +28,6 @@ def build(history: list[tuple[bytes, bool]]) -> tuple[Index, list[dict[bytes, in
             assert index.tombstone(name, pack(main, 0)) == state.pop(name)
         states.append(state)
     return index, states
-
-
-@given(HISTORY, NAMES, ENDS)
-def test_intervals(history: list[tuple[bytes, bool]], key: bytes, end: bytes) -> None:
-    index, states = build(history)
-    for main, state in enumerate(states):
-        expected = sorted((name, revision) for name, revision in state.items() if in_interval(name, key, end))
-        assert list(index.live_at(key, end, main)) == expected
-    assert list(index.live(key, end)) == expected
-    assert index.count(key, end) == len(expected)
-    assert index.live_count == len(states[-1])
-    found = index.get_latest(key)
-    assert index.latest(key) == states[-1].get(key, 0) == (found.modified if found else 0)
 
 
 @given(HISTORY, st.data())

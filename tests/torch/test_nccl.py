@@ -59,9 +59,6 @@ def test_the_user_s_environment_counts(monkeypatch, communicators):
     assert os.environ["TORCH_NCCL_ASYNC_ERROR_HANDLING"] == "3"
 
 
-# ---- steps of a group
-
-
 @pytest.fixture
 def on_device(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let a group of gloo believe that its collectives run on a device."""

@@ -344,9 +344,6 @@ def test_settings_of_torch_and_other_backends_are_accepted(make: Make) -> None:
     assert handler._given.run.address == "127.0.0.1"
 
 
-# ---- the store of a generation
-
-
 def test_no_wait_in_the_store_outlasts_the_generation() -> None:
     over = threading.Event()
     server = host_store()

@@ -82,9 +82,6 @@ def test_few_nodes_ask_for_the_place_of_an_arbiter_that_dies_in_the_gathering() 
         assert sum(agent.link.calls.total() > before[agent] for agent in run.live) <= 25
 
 
-# ---- mistakes in a head
-
-
 def churn() -> None:
     """Two nodes of three die one after the other, and standbys take their places."""
     with scenario(3) as run:
@@ -161,9 +158,6 @@ def test_simulator_sees_a_state_that_is_taken_without_its_generation() -> None:
 
     with mock.patch.object(RecordCache, "_lead_on", lead_on), pytest.raises(Broken, match=r"P[56] "):
         churn()
-
-
-# ---- versions without heads
 
 
 def versions_meet(*, arbiter_is_earlier: bool) -> Directed:

@@ -164,9 +164,6 @@ def test_each_name_is_looked_at_once_however_many_runs_there_are() -> None:
     assert looked <= len(names)
 
 
-# ---- on a cluster
-
-
 @pytest.fixture(params=long_except(["raftkv", "etcd"], ["raftkv"]))
 def endpoints(request: pytest.FixtureRequest) -> Iterator[list[str]]:
     """The history of a run is read from raftkv, and from etcd 3.5.1."""

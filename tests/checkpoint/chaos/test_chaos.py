@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
 import itertools
 from pathlib import Path
-from unittest.mock import MagicMock
 
 import pytest
 
-from raftkv.checkpoint import Checkpoint, FileRecord, digest, registry
+from raftkv.checkpoint import Checkpoint, FileRecord, digest
 from raftkv.checkpoint.commit.manifest import NAME, Manifest
 from raftkv.checkpoint.records import AttemptRecord, Prepared
 from tests.checkpoint.chaos.points import (
@@ -19,7 +17,6 @@ from tests.checkpoint.chaos.points import (
     BEFORE_PREPARE,
     MID_WRITE,
     POINTS,
-    Points,
     Shard,
     State,
     read_shard,
@@ -27,7 +24,7 @@ from tests.checkpoint.chaos.points import (
     write_shard,
 )
 from tests.checkpoint.chaos.processes import DCP_ASYNC
-from tests.checkpoint.chaos.registry_ranks import problems_of, stop_after_the_manifest
+from tests.checkpoint.chaos.registry_ranks import problems_of
 from tests.checkpoint.chaos.trial import COORDINATOR, FREEZE, LEADER, LEADER_AND_COORDINATOR, RANK, Cell, chaos
 
 
@@ -57,20 +54,6 @@ def test_asynchronous_saves_of_torch_hold_too() -> None:
     tallies = list(chaos(cells, writer=DCP_ASYNC))
     assert [tally.problems for tally in tallies] == [[]] * len(cells)
     assert [tally.new_step for tally in tallies] == [0, 0, 1, 1]
-
-
-def test_the_coordinator_stops_behind_its_manifest(monkeypatch: pytest.MonkeyPatch) -> None:
-    done: list[object] = []
-
-    async def write(uri: str, data: bytes) -> None:
-        done.append((uri, data))
-
-    monkeypatch.setattr(registry, "write_manifest", write)  # raises if the registry writes it elsewhere
-    points = Points(MagicMock())
-    monkeypatch.setattr(points, "reach", done.append)
-    stop_after_the_manifest(points)
-    asyncio.run(registry.write_manifest("somewhere", b"manifest"))
-    assert done == [("somewhere", b"manifest"), BEFORE_COMMIT]
 
 
 def _committed(directory: Path) -> Checkpoint:

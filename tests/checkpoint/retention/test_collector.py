@@ -185,9 +185,6 @@ async def test_it_collects_on_and_on(tmp_path: Path) -> None:
     assert sorted(step for each in seen for step in each) == [1, 2]
 
 
-# ---- cut off
-
-
 class Crash(Exception):
     """The collector's process is killed."""
 

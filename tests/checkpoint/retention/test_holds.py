@@ -160,9 +160,6 @@ async def test_a_pin_on_another_checkpoint_of_the_step_is_refused(world: Kept) -
     assert world.keys(KEYS.holds) == []
 
 
-# ---- on real members
-
-
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[raftkv.LocalCluster]:
     with raftkv.local(size=1) as one:

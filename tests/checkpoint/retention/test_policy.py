@@ -141,9 +141,6 @@ def test_counts_that_are_no_whole_numbers_are_refused_before_anything_is_collect
         Policy(**wrong)
 
 
-# ---- clocks
-
-
 def test_the_age_counts_from_the_next_checkpoint() -> None:
     some = every_hour(4)
     assert list(ages_of(some, NOW).values()) == [2 * HOUR_S, HOUR_S, 0.0, 0.0]
@@ -172,8 +169,6 @@ def test_times_that_are_none_delete_nothing(time: float) -> None:
         odd = [replace(each, time=time) if index == at else each for index, each in enumerate(some)]
         assert all(age <= 2 * HOUR_S for age in ages_of(odd, NOW).values())
 
-
-# ---- what holds for all policies
 
 _times = st.floats(NOW - 1e6, NOW + 1e6)
 _checkpoints = st.lists(

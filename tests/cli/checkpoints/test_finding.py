@@ -145,9 +145,6 @@ def test_texts_of_users_do_nothing_to_a_terminal(raftkv_cluster, raftkv_client, 
     assert (verified.code, "\x1b" in shown + verified.errors) == (1, False)
 
 
-# ---- watch
-
-
 def test_commits_are_watched_and_gone_on_with(raftkv_cluster, raftkv_client, tmp_path: Path) -> None:
     first = save(raftkv_client, tmp_path, 100, loss=0.5)
     second = save(raftkv_client, tmp_path, 200)
@@ -175,9 +172,6 @@ def test_a_watch_that_is_interrupted_says_where_to_go_on(raftkv_cluster, raftkv_
     assert done.code == 0
     (last,) = re.findall(r"step 200 .*; revision (\d+);", done.output.decode())
     assert done.errors == f"raftkvctl: to continue: --from-revision {int(last) + 1}"
-
-
-# ---- what goes wrong
 
 
 @pytest.mark.parametrize(

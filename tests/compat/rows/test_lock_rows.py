@@ -91,9 +91,6 @@ def streams(wire: Wire) -> Iterator[Streams]:
         yield streams
 
 
-# --- Lock ---------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("name", [b"n", b"", b"n/m", b"\xff"])
 def test_a_free_lock_is_taken_at_once_and_again(callers: Callers, name: bytes) -> None:
     for _ in range(2):
@@ -190,9 +187,6 @@ def test_unlocking(callers: Callers) -> None:
 def test_too_large_names_are_refused(callers: Callers) -> None:
     request = lock_pb2.LockRequest(name=b"n" * 1_600_000, lease=LEASES[0])
     assert callers.refusal(LOCK, request) == ("UNKNOWN", "etcdserver: request is too large")
-
-
-# --- Election -----------------------------------------------------------------------------------------------
 
 
 def test_a_campaign_without_rivals_is_won_at_once(callers: Callers) -> None:

@@ -258,8 +258,6 @@ async def test_rights_that_are_taken_away_between_do_not_count() -> None:
     assert count >= 300
 
 
-# -- nothing is forgotten ----------------------------------------------------------------------------------------------
-
 VALUES = {"etcdserverpb.PutRequest.value", "etcdserverpb.Compare.value", "etcdserverpb.Compare.lease"} | {
     f"v3electionpb.{name}Request.value" for name in ("Campaign", "Proclaim")
 }

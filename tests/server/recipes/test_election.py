@@ -35,9 +35,6 @@ async def test_campaigning_again_with_a_lease_that_is_gone_resigns(member: Recip
     assert member.keys() == []
 
 
-# --- observe ------------------------------------------------------------------------------------------------
-
-
 async def test_a_turn_tells_some_of_very_many_observers_of_a_new_leader(member: RecipeMember) -> None:
     observing = [member.observe(b"e") for _ in range(3 * CALLED_AT_ONCE)]
     await member.settle()

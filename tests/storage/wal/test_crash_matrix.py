@@ -121,9 +121,6 @@ def test_several_flips_at_once_lose_nothing(large: Image) -> None:
         assert large.check(bytes(data)) or bytes(data) == large.data
 
 
-# -- what a crash really leaves -----------------------------------------------------------------------------------
-
-
 class Unsynced:
     """A log whose last frames were written and not synced, cut up in the ways a crash does."""
 
@@ -214,9 +211,6 @@ def test_frames_at_every_place_in_a_sector_are_cut_off() -> None:
             result = recover_or_refuse({**whole, path: image})
             assert not isinstance(result, WALCorruptError), f"{filler}: {result}"
             assert indexes(result.entries) == [1]
-
-
-# -- what a crash cannot leave --------------------------------------------------------------------------------------
 
 
 def test_a_missing_sector_is_refused_when_a_later_frame_was_written_after_the_sync() -> None:

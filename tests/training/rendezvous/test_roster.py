@@ -194,9 +194,6 @@ def test_heads_are_taken_one_after_the_other_and_each_once() -> None:
     assert (cache.round, cache.round_revision) == (GenerationRecord(11, members, 11.0), 22)
 
 
-# ---- the end of a generation, as those see it who wait in it
-
-
 @pytest.mark.parametrize(
     ("head", "state", "why"),
     [

@@ -74,8 +74,6 @@ def test_a_denial_yields_only_up_to_the_minimum() -> None:
     assert pardon(hosts, denied, 5) == denied, "it could not run anyway"
 
 
-# ---- strikes and denials
-
 CONFIG = RunConfig(run_id="job", fault_limit=3, fault_window_s=600, fault_cooldown_s=300)
 
 

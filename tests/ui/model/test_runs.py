@@ -159,9 +159,6 @@ def test_commits_and_what_a_fault_cost_read_as_in_the_command_line(model: Model)
     assert found["history"]["generations"] == plain(asdict(expected))["generations"]
 
 
-# ---- lists and reasons
-
-
 def test_runs_are_listed_as_in_the_command_line(model: Model) -> None:
     states = [State(1, PHASES[1], time=100.0), State(2, PHASES[3], "done", time=90.0)]
     keys = {
@@ -185,9 +182,6 @@ def test_a_node_waits_for_the_reason_that_the_command_line_gives(model: Model) -
         beside = {"denied": plain(denied), "queue": plain(queue)}
         found = model.run("history", run=KEYS.run_id, events=events_of(script), beside=beside)["described"]
         assert [(one["id"], one["why"]) for one in found["waiting"]] == [(one.node.id, one.why) for one in facts]
-
-
-# ---- the drawing
 
 
 def test_lanes_have_bars_faults_and_commits_within_the_drawing(model: Model) -> None:
