@@ -33,9 +33,7 @@ def test_marked_tests_are_selected(words: list[str], taken: set[str]) -> None:
 
 
 @pytest.mark.parametrize(("ci", "end"), [("", pytest.skip.Exception), ("1", pytest.fail.Exception)])
-def test_a_missing_program_skips_a_test_but_fails_it_in_ci(
-    monkeypatch: pytest.MonkeyPatch, ci: str, end: type[BaseException]
-) -> None:
+def test_a_missing_program_skips_a_test_but_fails_it_in_ci(monkeypatch, ci, end):
     monkeypatch.setenv("CI", ci)
     monkeypatch.setenv("PATH", "")
     with pytest.raises(end, match=r"^promtool is missing: apt-get install prometheus$"):

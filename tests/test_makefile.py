@@ -109,9 +109,7 @@ def test_an_environment_that_cannot_be_made_is_removed(checkout: Path) -> None:
 
 
 @pytest.mark.parametrize(("target", "asked"), [("docs", ["-e .[docs]"]), ("native", ["wheel"]), ("man", [])])
-def test_the_site_a_native_build_and_manual_pages_need_neither_torch_nor_a_browser(
-    checkout: Path, target: str, asked: list[str]
-) -> None:
+def test_the_site_a_native_build_and_manual_pages_need_neither_torch_nor_a_browser(checkout, target, asked):
     make(checkout, target, python(checkout, "python"))
     pip = [line for line in calls(checkout) if " -m pip " in line]
     assert len(pip) == 1 + len(asked)

@@ -205,9 +205,7 @@ def test_reads_of_a_txn_are_left_out_without_a_waiter(at_once_max: int, monkeypa
 
 
 @pytest.mark.interpreted
-def test_the_answer_of_an_entry_is_not_read_while_it_is_applied(
-    machine: Machine, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_answer_of_an_entry_is_not_read_while_it_is_applied(machine, monkeypatch):
     """A txn that read 500 MB for its answer had all other writes wait for more than a second."""
     for number in range(600):
         machine.apply(put(b"k%03d" % number, b"v"))

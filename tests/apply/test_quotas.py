@@ -413,9 +413,7 @@ def test_a_count_in_parts_ends_as_one_that_was_always_there(seed: int) -> None:
 
 @settings(deadline=None)
 @given(st.lists(st.tuples(st.integers(0, 3), st.integers(1, 10_000)), max_size=600), st.integers(0, 2_000))
-def test_a_history_gives_back_at_most_what_is_due_and_nearly_all_of_it(
-    changes: list[tuple[int, int]], compacted: int
-) -> None:
+def test_a_history_gives_back_at_most_what_is_due_and_nearly_all_of_it(changes, compacted):
     history, main, due_bytes, total_bytes = History([], []), 1, 0, 0
     for step, size_bytes in changes:
         main += step

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from bench import neutral, report
-from bench.neutral import CALLS, KEY, ROWS, VALUE, Calls, Meter, Sent, busy_s, check, parse_h2load
+from bench.neutral import CALLS, KEY, ROWS, VALUE, Meter, Sent, busy_s, check, parse_h2load
 from raftkv.pb import kv_pb2, rpc_pb2
 
 PRINTED = """
@@ -58,9 +58,7 @@ def _read(revision: int, value: bytes = VALUE) -> rpc_pb2.RangeResponse:
         (KEPT, _read(6), 3 * KEPT.messages * ONE_ANSWER_BYTES, "bytes were answered"),
     ],
 )
-def test_answers_that_were_not_good_are_found(
-    row: Calls, after: rpc_pb2.RangeResponse, data_bytes: int, problem: str
-) -> None:
+def test_answers_that_were_not_good_are_found(row, after, data_bytes, problem):
     with pytest.raises(SystemExit, match=problem):
         check(row, 3, Sent(1.0, 1.0, data_bytes), _read(6), after)
 

@@ -259,9 +259,7 @@ async def test_a_directory_in_place_goes_only_if_it_was_handed_over(owned: bool,
     assert verify(copy).is_whole
 
 
-async def test_a_directory_in_place_that_was_not_committed_is_left_alone(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_directory_in_place_that_was_not_committed_is_left_alone(tmp_path, monkeypatch):
     world, old = Kept(tmp_path, ""), _foreign(tmp_path / "job" / "old")
     registry = world.registry()
     await world.save(9)
@@ -278,9 +276,7 @@ async def test_a_directory_in_place_that_was_not_committed_is_left_alone(
     assert sorted(os.listdir(old)) == ["model.pt", "sub"]
 
 
-async def test_of_two_runs_that_take_a_directory_in_place_at_once_one_gets_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_of_two_runs_that_take_a_directory_in_place_at_once_one_gets_it(tmp_path, monkeypatch):
     """Leave the manifest of a committed checkpoint alone: it was written over, and could not be loaded any more."""
     world, old = Kept(tmp_path), _foreign(tmp_path / "old")
     together, look = threading.Barrier(2), exchange.digest_files

@@ -6,7 +6,6 @@ import contextlib
 import logging
 from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import fields, replace
-from pathlib import Path
 from typing import Any, Final
 
 import pytest
@@ -96,9 +95,7 @@ PLANTED: Final = (
 
 @pytest.mark.long
 @pytest.mark.parametrize("sample", OF_THE_RUN, ids=lambda sample: type(sample.record).__name__)
-def test_a_spoiled_record_changes_nothing_outside_its_run_and_place(
-    sample: Sample, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_spoiled_record_changes_nothing_outside_its_run_and_place(sample, tmp_path, caplog):
     """Spoil each field in each way: what every call then does, it does to this run alone, or says why not in a line."""
 
     async def story() -> None:

@@ -38,9 +38,7 @@ def _client(folder: Path, name: str) -> PortSecurity:
     return PortSecurity("client", files, Rules())
 
 
-async def test_members_start_with_the_printed_flags_and_clients_have_names(
-    made: dict[str, Any], tmp_path: Path
-) -> None:
+async def test_members_start_with_the_printed_flags_and_clients_have_names(made, tmp_path):
     a, b = (Ports.of(read_options(made["start"][name][1:], {}).config, lambda: ["127.0.0.1"]) for name in "ab")
     async with serving(a.client) as clients, serving(a.peer) as peers:
         assert await asked(clients.target, _client(tmp_path, "alice").dialing) == "alice"
@@ -55,9 +53,7 @@ async def test_members_start_with_the_printed_flags_and_clients_have_names(
         assert len(clients.certificates) == len(peers.certificates) == 1
 
 
-def test_files_are_private_and_nothing_is_written_over(
-    made: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_files_are_private_and_nothing_is_written_over(made, tmp_path, capsys):
     folder = tmp_path / "tls"
     files = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
     assert all(path.stat().st_mode & 0o077 == 0 for path in (folder, *folder.rglob("*")))
@@ -84,9 +80,7 @@ def test_members_of_one_host_are_told_to_change_their_ports(tmp_path: Path, caps
     assert "need ports of their own" not in capsys.readouterr().out
 
 
-async def test_a_renewed_member_is_the_same_to_everybody(
-    made: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+async def test_a_renewed_member_is_the_same_to_everybody(made, tmp_path, capsys):
     folder = str(tmp_path / "tls")
     a = Ports.of(read_options(made["start"]["a"][1:], {}).config)
     async with serving(a.client) as clients:
@@ -124,9 +118,7 @@ def test_listing(made: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFix
     assert "| authority |" in capsys.readouterr().out
 
 
-def test_listing_names_expired_certificates(
-    made: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_listing_names_expired_certificates(made, tmp_path, capsys):
     command.Folder(str(tmp_path / "tls"), is_new=False).renew(["a"], [], 0)
     assert command.main(["list", str(tmp_path / "tls")]) == 0
     marked = [line for line in capsys.readouterr().out.splitlines() if "(expired)" in line]
@@ -171,9 +163,7 @@ def test_help(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 @pytest.mark.parametrize("writes", range(1, 19))
-def test_a_full_disk_leaves_nothing_in_the_way(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], writes: int
-) -> None:
+def test_a_full_disk_leaves_nothing_in_the_way(tmp_path, monkeypatch, capsys, writes):
     """The same command works when there is room again, and founds the same cluster; one member more is none of it."""
     words, left, real = [str(tmp_path / "tls"), "a=127.0.0.1", "b=127.0.0.2", "--client", "bob"], [writes], os.fsync
 

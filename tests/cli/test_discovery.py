@@ -79,9 +79,7 @@ def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[NameServer]:
         ("both.example", "blue", True, ["http://blue.both.example:2377"], 0),
     ],
 )
-def test_endpoints(
-    server: NameServer, domain: str, name: str, insecure: bool, endpoints: list[str], remarks: int
-) -> None:
+def test_endpoints(server, domain, name, insecure, endpoints, remarks):
     said: list[str] = []
     assert discover(domain, name, insecure=insecure, remark=said.append) == endpoints
     assert said == ['ignoring discovered insecure endpoint "http://plain.both.example:2379"'] * remarks

@@ -148,9 +148,7 @@ def test_nodes_come_and_go_and_leave_no_process_behind(raftkv_cluster, tmp_path)
         (("--signals-to-handle", "SIGTERM,SIGUSR1"), ("SIGUSR2", "SIGUSR1"), "SIGUSR1"),
     ],
 )
-def test_signals_reach_the_workers_and_those_to_handle_end_the_node(
-    raftkv_cluster, tmp_path, words: tuple[str, ...], passed: tuple[str, ...], last: str
-) -> None:
+def test_signals_reach_the_workers_and_those_to_handle_end_the_node(raftkv_cluster, tmp_path, words, passed, last):
     words = ("--stop-grace", "60s", "--conf", "last_call_timeout=0", "--env-style", "torch", *words)
     with node(raftkv_cluster, "a", "signals", tmp_path, *words) as first:
         worker = written(tmp_path, "1-0.json")

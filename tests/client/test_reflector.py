@@ -18,7 +18,7 @@ from raftkv.client.control import Reflector, Sparse, below
 from raftkv.client.errors import CLIENT_CLOSED, HistoryReplaced, ReceivedTooLarge, UnknownStatus, WatchCanceled
 from raftkv.client.operations import Delete, GetRange, Put
 from raftkv.client.values import DELETE, PUT, Event, KeyValue
-from raftkv.errors import CANCELED, RESOURCE_EXHAUSTED, ContextDeadlineExceededError, PermissionDeniedError, StatusError
+from raftkv.errors import CANCELED, RESOURCE_EXHAUSTED, ContextDeadlineExceededError, PermissionDeniedError
 from raftkv.rpc.server.budget import CONNECTION_FULL
 from raftkv.rpc.status import CLOSED_TEXT
 from tests.virtual_store.direct import FakeControl, StoreWorld
@@ -116,9 +116,7 @@ def play(story: Coroutine[Any, Any, None]) -> None:
 
 
 @given(STEPS, st.integers(0, 1000), st.booleans())
-def test_reflector_reports_each_change_once_and_matches_store(
-    steps: list[tuple[str, str]], seed: int, deletes: bool
-) -> None:
+def test_reflector_reports_each_change_once_and_matches_store(steps, seed, deletes):
     async def story() -> None:
         world = StoreWorld()
         world.store.txn((), (Put("run/a", b"before"),))
@@ -248,9 +246,7 @@ async def test_waiter_for_a_revision_learns_of_the_end_of_client_and_reflector(w
     assert not observers[1].reflector.is_following
 
 
-async def test_refusal_is_logged_once_for_continuing_owners(
-    world: StoreWorld, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_refusal_is_logged_once_for_continuing_owners(world, caplog):
     control = world.control()
     reflector = Reflector(control, below(PREFIX), lambda _: None)
     reflector.start()
@@ -322,9 +318,7 @@ async def test_closed_client_is_not_reported(caplog: pytest.LogCaptureFixture) -
     ],
     ids=["member", "client", "time"],
 )
-async def test_list_that_is_too_large_for_one_answer_is_read_in_parts(
-    error: StatusError, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_list_that_is_too_large_for_one_answer_is_read_in_parts(error, monkeypatch):
     """10,000 keys of 60 KB are more than a member sends, or than comes in time: they were asked for again for ever."""
     monkeypatch.setattr(paging_module, "PAGE_BYTES", 40_000)
     world, answers = StoreWorld(), list[int]()

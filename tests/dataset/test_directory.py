@@ -103,9 +103,7 @@ async def test_a_failed_read_lets_the_next_one_try(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("number", [errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP])
-def test_no_process_waits_for_a_lock_that_the_file_system_does_not_have(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
-) -> None:
+def test_no_process_waits_for_a_lock_that_the_file_system_does_not_have(tmp_path, monkeypatch, number):
     """Each chunk took 5 s, as if another process had been reading it."""
 
     def flock(descriptor: int, operation: int) -> None:

@@ -148,9 +148,7 @@ def test_a_publisher_that_was_silent_for_too_long_publishes_nothing(data: Datase
     assert data.next_pass().head == head
 
 
-def test_a_store_without_room_is_an_error_not_a_wait(
-    data: Dataset, world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_store_without_room_is_an_error_not_a_wait(data, world, monkeypatch):
     execute, refused = world.store.txn, [""]
 
     def full(compares: Any, then: Any, otherwise: Any = ()) -> Any:

@@ -27,9 +27,7 @@ def test_a_permutation_has_every_number_once(size: int, key: int) -> None:
 
 
 @given(st.lists(st.integers(1, 40), max_size=30), st.integers(0, 5), st.integers(0, 5), st.integers(1, 8))
-def test_a_chunk_order_has_every_entry_once_and_needs_a_window_at_a_time(
-    counts: list[int], seed: int, epoch: int, window: int
-) -> None:
+def test_a_chunk_order_has_every_entry_once_and_needs_a_window_at_a_time(counts, seed, epoch, window):
     order = ChunkOrder(counts, seed=seed, epoch=epoch, window=window)
     found = list(order)
     assert sorted(found) == list(range(sum(counts)))

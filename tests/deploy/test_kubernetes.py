@@ -165,9 +165,7 @@ def test_founders_take_their_settings(release: str, tls: str, tmp_path: Path) ->
     (("replicas=5",), 2, False), (("replicas=5",), 3, True), (("replicas=12", "founders=9"), 10, True),
     (("bootstrap=false",), 0, True), (("bootstrap=false", "replicas=2"), 1, True),
 ])  # fmt: skip
-def test_the_first_pods_found_and_later_ones_join(
-    values: tuple[str, ...], ordinal: int, joins: bool, tmp_path: Path
-) -> None:
+def test_the_first_pods_found_and_later_ones_join(values, ordinal, joins, tmp_path):
     words, variables = command(template(*values), ordinal, tmp_path)
     assert words == (["join", "https://raftkv.default.svc:2379"] if joins else [])
     assert ("ETCD_INITIAL_CLUSTER" in variables) != joins

@@ -120,17 +120,13 @@ def _reports_of_all(script: Script, clusters: list[Cluster]) -> list[str]:
 
 
 @pytest.mark.parametrize("script", long_except(SCRIPTS, SHORT), ids=lambda s: s.name)
-def test_a_foreign_client_sees_no_difference(
-    script: Script, etcd_one: Cluster, raftkv_one: Cluster, raftkv_three: Cluster, rewrite: bool
-) -> None:
+def test_a_foreign_client_sees_no_difference(script, etcd_one, raftkv_one, raftkv_three, rewrite):
     _check(script, [etcd_one, raftkv_one, raftkv_three], rewrite)
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("script", KILLING, ids=lambda s: s.name)
-def test_a_foreign_client_outlives_the_death_of_every_member_in_turn(
-    script: Script, etcd_three: Cluster, raftkv_three: Cluster, rewrite: bool
-) -> None:
+def test_a_foreign_client_outlives_the_death_of_every_member_in_turn(script, etcd_three, raftkv_three, rewrite):
     _check(script, [etcd_three, raftkv_three], rewrite)
 
 

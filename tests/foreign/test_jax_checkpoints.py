@@ -248,9 +248,7 @@ def test_each_process_writes_its_shards(raftkv_cluster: LocalCluster, tmp_path: 
 
 
 @pytest.mark.long
-def test_process_that_is_told_to_end_saves_first_and_keeps_the_best(
-    raftkv_cluster: LocalCluster, tmp_path: Path
-) -> None:
+def test_process_that_is_told_to_end_saves_first_and_keeps_the_best(raftkv_cluster, tmp_path):
     process = start(raftkv_cluster, TOLD, str(tmp_path))
     output, errors = process.communicate(timeout=120)
     assert (process.returncode, output) == (-signal.SIGTERM, ""), errors

@@ -132,9 +132,7 @@ OUTWAITED = [
 
 
 @pytest.mark.parametrize(("system", "wait", "rules"), long_except(OUTWAITED, OUTWAITED[:1]))
-async def test_a_waiter_that_outlives_its_lease_does_not_hold(
-    system: str, wait: type[Lock] | type[Campaign], rules: list[str], tmp_runs: Path
-) -> None:
+async def test_a_waiter_that_outlives_its_lease_does_not_hold(system, wait, rules, tmp_runs):
     async with staged(system, tmp_runs) as stage:
         kind, history = await outwaited(stage, wait)
     assert [violation.rule for violation in lock.check(history)] == rules

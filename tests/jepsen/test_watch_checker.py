@@ -247,9 +247,7 @@ def _falsified() -> Iterator[tuple[Callable[[list[Message], int], list[Message]]
 
 
 @pytest.mark.parametrize(("falsify", "place"), list(_falsified()))
-def test_any_response_dropped_repeated_or_swapped_is_flagged(
-    falsify: Callable[[list[Message], int], list[Message]], place: int
-) -> None:
+def test_any_response_dropped_repeated_or_swapped_is_flagged(falsify, place):
     assert watch.check(history(stream(*falsify(list(ALL), place))))
 
 

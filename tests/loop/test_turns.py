@@ -41,9 +41,7 @@ def _metrics(turns: LoopTurns) -> dict[str, float]:
     return {name: float(value) for name, value in lines}
 
 
-def test_a_long_turn_is_counted_and_named_and_its_own(
-    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_long_turn_is_counted_and_named_and_its_own(caplog, monkeypatch):
     turns = LoopTurns()
     monkeypatch.setattr(turns_module, "WARNING_INTERVAL_S", 0.0)
     with caplog.at_level(logging.WARNING):
@@ -59,9 +57,7 @@ def test_a_long_turn_is_counted_and_named_and_its_own(
     assert figures["raftkv_loop_turn_seconds_sum"] >= 0.12
 
 
-def test_a_turn_that_is_disregarded_is_not_counted_and_the_next_is(
-    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_turn_that_is_disregarded_is_not_counted_and_the_next_is(caplog, monkeypatch):
     selector = TurnSelector(turns := LoopTurns())
     now = 10.0
     monkeypatch.setattr(turns_module, "monotonic", lambda: now)

@@ -40,9 +40,7 @@ def test_committed_index_is_held_by_some_majority(voters: set[int], acked: dict[
 
 
 @given(voter_sets, voter_sets, acknowledged)
-def test_joint_committed_index_is_held_by_majorities_of_both(
-    incoming: set[int], outgoing: set[int], acked: dict[int, int]
-) -> None:
+def test_joint_committed_index_is_held_by_majorities_of_both(incoming, outgoing, acked):
     expected = min(_committed(incoming, acked), _committed(outgoing, acked))
     assert tracker.joint_committed_index(incoming, outgoing, acked) == expected
 

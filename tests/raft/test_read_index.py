@@ -12,9 +12,7 @@ steps = st.lists(st.tuples(st.sampled_from(["read", "send", "answer", "old"]), s
 
 
 @given(steps=steps, voters=st.sets(st.integers(1, 5), min_size=1), outgoing=st.sets(st.integers(1, 5)))
-def test_a_read_is_confirmed_by_a_quorum_of_heartbeats_sent_after_it(
-    steps: list[tuple[str, int]], voters: set[int], outgoing: set[int]
-) -> None:
+def test_a_read_is_confirmed_by_a_quorum_of_heartbeats_sent_after_it(steps, voters, outgoing):
     config = Configuration(frozenset(voters), frozenset(outgoing))
     queue = ReadIndexQueue()
     waiting: list[tuple[bytes, set[int]]] = []

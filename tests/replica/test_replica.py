@@ -93,9 +93,7 @@ def test_subscribers_are_called_in_the_order_that_connect_shows() -> None:
         (3, (1, 2), EntryType.NORMAL, False, True),
     ],
 )
-def test_member_waits_for_leases_unless_no_other_can_have_led(
-    term: int, voters: tuple[int, ...], unapplied: EntryType, read_leases: bool, expected: bool
-) -> None:
+def test_member_waits_for_leases_unless_no_other_can_have_led(term, voters, unapplied, read_leases, expected):
     log = MemoryLog()
     log.conf_state = ConfState(voters=voters)
     log.hard_state = HardState(term)

@@ -143,9 +143,7 @@ def test_a_published_version_outlives_a_restart_and_is_not_compared() -> None:
         ("\n", "'\\n'", "a later raftkv"),
     ],
 )
-def test_a_peer_of_a_newer_format_is_refused_in_one_line(
-    caplog: pytest.LogCaptureFixture, stated: str | None, named: str, upgrade: str
-) -> None:
+def test_a_peer_of_a_newer_format_is_refused_in_one_line(caplog, stated, named, upgrade):
     anything: Any = None
     members: Any = SimpleNamespace(members={OWN, OTHER}, removed=set())
     service = PeerService(9, OWN, members, anything, anything, {}, anything)

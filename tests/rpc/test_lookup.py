@@ -96,9 +96,7 @@ async def test_lookups_of_one_name_share_a_thread_and_all_hear_the_answer(monkey
 
 @pytest.mark.long
 @pytest.mark.parametrize("is_frozen", [False, True], ids=["without power", "frozen"])
-async def test_a_name_of_several_machines_leads_to_one_that_answers(
-    raftkv_cluster: raftkv.LocalCluster, monkeypatch: pytest.MonkeyPatch, is_frozen: bool
-) -> None:
+async def test_a_name_of_several_machines_leads_to_one_that_answers(raftkv_cluster, monkeypatch, is_frozen):
     """The first address of a name that said nothing took all the time of each attempt: the others were never tried."""
     port = int(raftkv_cluster.endpoints[0].rpartition(":")[2])
 

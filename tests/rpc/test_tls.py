@@ -138,9 +138,7 @@ async def test_unfinished_handshakes_count_as_connections(certificates: Certific
 
 
 @pytest.mark.parametrize("secure", [True, False])
-async def test_a_busy_server_may_take_longer_to_greet_than_its_kernel_to_connect(
-    certificates: Certificates, secure: bool
-) -> None:
+async def test_a_busy_server_may_take_longer_to_greet_than_its_kernel_to_connect(certificates, secure):
     async def pass_on(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         while data := await reader.read(65_536):
             writer.write(data)
@@ -166,9 +164,7 @@ async def test_a_busy_server_may_take_longer_to_greet_than_its_kernel_to_connect
         server.close()
 
 
-async def test_plain_client_on_a_tls_port_and_tls_client_on_a_plain_port_fail_cleanly(
-    certificates: Certificates,
-) -> None:
+async def test_plain_client_on_a_tls_port_and_tls_client_on_a_plain_port_fail_cleanly(certificates):
     async with s.echo_server(ssl=certificates.server_context()) as echo, Channel(echo.target) as channel:
         assert (await failure(channel.unary(s.UNARY, b"", 20))).definite
     async with s.echo_server() as echo, Channel(echo.target, certificates.client_context()) as channel:

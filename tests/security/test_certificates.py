@@ -219,9 +219,7 @@ def test_at_the_gateway_a_token_says_who_calls(with_users: Secure) -> None:
 
 @pytest.mark.long
 @pytest.mark.parametrize(("certificate", "authority"), [("elsewhere", "ca"), ("member", "other")])
-def test_cve_2020_15136_a_client_looks_at_whose_certificate_it_is(
-    files: Files, certificate: str, authority: str
-) -> None:
+def test_cve_2020_15136_a_client_looks_at_whose_certificate_it_is(files, certificate, authority):
     """An endpoint whose certificate is another's, or from an unknown authority, gets no request, and no password."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(files(f"{certificate}.crt"), files(f"{certificate}.key"))

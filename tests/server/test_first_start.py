@@ -78,9 +78,7 @@ def test_a_member_may_have_another_name_or_address_than_before(settings: dict[st
     close(opened(_config(tmp_path, "b", **settings)))
 
 
-def test_an_address_that_the_cluster_does_not_know_is_told_with_its_remedy(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_an_address_that_the_cluster_does_not_know_is_told_with_its_remedy(tmp_path, caplog):
     """The others look for the member at its old address: it stays without a leader, and said nothing."""
 
     def told() -> list[str]:

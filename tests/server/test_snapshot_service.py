@@ -273,9 +273,7 @@ def test_a_database_that_is_replaced_is_sent_to_its_end(member: Member, tmp_path
     assert snapshot_status(path).revision == 301
 
 
-def test_a_file_that_was_exchanged_before_it_was_opened_is_not_sent(
-    member: Member, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_file_that_was_exchanged_before_it_was_opened_is_not_sent(member, tmp_path, monkeypatch):
     """What is pinned is the old file: the process finds the new one, and is started again for that."""
     start, starts = snapshot._Stream._start, 0
 

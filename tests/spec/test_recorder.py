@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from types import ModuleType
-from typing import Any
-
 import pytest
 
 from tests.checkpoint.sim.swarm import run_seed as run_checkpoints
@@ -41,9 +37,7 @@ def test_values_are_written_as_tla_writes_them() -> None:
     ],
     ids=["checkpoints", "generations"],
 )
-def test_recording_of_runs_changes_nothing_and_gives_windows(
-    of: ModuleType, run: Callable[[int], Any], seed: int, expected: str
-) -> None:
+def test_recording_of_runs_changes_nothing_and_gives_windows(of, run, seed, expected):
     plain = run(seed)
     with of.recording() as traces:
         recorded = run(seed)

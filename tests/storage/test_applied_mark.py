@@ -27,9 +27,7 @@ def test_a_new_mark_says_nothing(tmp_path: Path) -> None:
 
 
 @given(NOTES, st.data())
-def test_the_newest_note_is_read_and_a_torn_one_leaves_the_one_before(
-    tmp_path_factory: pytest.TempPathFactory, notes: list[int], data: st.DataObject
-) -> None:
+def test_the_newest_note_is_read_and_a_torn_one_leaves_the_one_before(tmp_path_factory, notes, data):
     path = tmp_path_factory.mktemp("mark") / "applied"
     mark = AppliedMark(path)
     before = path.read_bytes()

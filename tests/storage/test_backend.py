@@ -181,9 +181,7 @@ def test_errors_of_the_disk_are_declared(database: LMDBBackend, name: str, expec
 
 
 @pytest.mark.parametrize(("free_bytes", "expected"), [(64 * 1024, SpaceError), (1 << 30, StorageError)])
-def test_an_input_output_error_on_a_full_disk_is_a_want_of_room(
-    database: LMDBBackend, monkeypatch: pytest.MonkeyPatch, free_bytes: int, expected: type[Exception]
-) -> None:
+def test_an_input_output_error_on_a_full_disk_is_a_want_of_room(database, monkeypatch, free_bytes, expected):
     """LMDB says EIO where a write was cut short."""
     arm("beforeCommit", "error(EIO)")
     monkeypatch.setattr(os, "statvfs", lambda _: SimpleNamespace(f_bavail=free_bytes, f_frsize=1))
@@ -192,9 +190,7 @@ def test_an_input_output_error_on_a_full_disk_is_a_want_of_room(
     assert type(caught.value) is expected
 
 
-def test_an_input_output_error_after_a_want_of_room_is_tried_once_more(
-    database: LMDBBackend, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_input_output_error_after_a_want_of_room_is_tried_once_more(database, monkeypatch):
     """Room that was made between the write that was cut short and the look at the disk ended the member."""
     arm("beforeCommit", "error(EIO)")
     caught = []

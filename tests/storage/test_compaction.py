@@ -297,9 +297,7 @@ def _items(backend: Backend) -> list[tuple[bytes, bytes]]:
 
 @pytest.mark.parametrize("collected_max", [1, compaction.COLLECTED_MAX], ids=["in parts", "at once"])
 @pytest.mark.parametrize("drops_per_step", [1, 1000])
-def test_a_crash_between_forgetting_and_deleting_leaves_no_holes(
-    backend: Backend, drops_per_step: int, collected_max: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_crash_between_forgetting_and_deleting_leaves_no_holes(backend, drops_per_step, collected_max, monkeypatch):
     """Memory is compacted at once and the disk later; a crash may come in between."""
     monkeypatch.setattr(compaction, "DROPS_PER_STEP", drops_per_step)
     monkeypatch.setattr(compaction, "COLLECTED_MAX", collected_max)

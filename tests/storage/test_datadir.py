@@ -54,9 +54,7 @@ def groups(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, name: str | None, *m
 
 @pytest.mark.parametrize(("name", "members"), [(None, ()), ("raftkv", ()), ("raftkv", ("raftkv",))])
 @pytest.mark.parametrize("bits", [0o770, 0o2770, 0o2775])
-def test_a_directory_that_a_group_without_others_may_write_is_kept(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, bits: int, name: str | None, members: tuple[str, ...]
-) -> None:
+def test_a_directory_that_a_group_without_others_may_write_is_kept(tmp_path, monkeypatch, bits, name, members):
     """A kubelet gives the group of a volume (fsGroup) every right, at each start of a pod; umask 002 makes such too."""
     tmp_path.chmod(bits)
     groups(monkeypatch, tmp_path, name, *members)
@@ -67,9 +65,7 @@ def test_a_directory_that_a_group_without_others_may_write_is_kept(
 @pytest.mark.parametrize(
     ("name", "members", "primary"), [("staff", (), -1), ("raftkv", ("raftkv", "ann"), -1), ("raftkv", (), 1)]
 )
-def test_a_directory_that_a_group_with_others_may_write_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, members: tuple[str, ...], primary: int
-) -> None:
+def test_a_directory_that_a_group_with_others_may_write_is_refused(tmp_path, monkeypatch, name, members, primary):
     tmp_path.chmod(0o770)
     groups(monkeypatch, tmp_path, name, *members, primary=primary)
     with pytest.raises(StorageError, match="has mode 0770: group or others may write to it"):
@@ -88,9 +84,7 @@ def owned_by(monkeypatch: pytest.MonkeyPatch, path: Path, owner: int, bits: int)
 
 
 @pytest.mark.parametrize(("owner", "is_kept"), [(0, True), (12345, False)])
-def test_a_volume_of_root_that_this_user_may_write_is_kept(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, owner: int, is_kept: bool
-) -> None:
+def test_a_volume_of_root_that_this_user_may_write_is_kept(tmp_path, monkeypatch, owner, is_kept):
     """A kubelet makes a volume that root owns and the group of the pod may write to."""
     monkeypatch.setattr(os, "geteuid", lambda: 65532)
     groups(monkeypatch, tmp_path, None)
@@ -114,9 +108,7 @@ def test_path_that_is_not_a_directory_is_named(tmp_path: Path) -> None:
             ensure_private_directory(path)
 
 
-def test_a_directory_of_another_user_is_refused_unless_that_is_allowed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_directory_of_another_user_is_refused_unless_that_is_allowed(tmp_path, monkeypatch):
     owner = os.geteuid() + 1
     owned_by(monkeypatch, tmp_path, owner, 0o700)
     with pytest.raises(StorageError, match=f"belongs to user {owner}, and this process runs as user {owner - 1}"):

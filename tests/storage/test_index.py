@@ -31,9 +31,7 @@ def build(history: list[tuple[bytes, bool]]) -> tuple[Index, list[dict[bytes, in
 
 
 @given(HISTORY, st.data())
-def test_compaction_visits_every_key_that_could_lose_something(
-    history: list[tuple[bytes, bool]], draw: st.DataObject
-) -> None:
+def test_compaction_visits_every_key_that_could_lose_something(history, draw):
     index, states = build(history)
     main = 1
     for _ in range(2):

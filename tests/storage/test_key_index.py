@@ -50,9 +50,7 @@ class ListModel:
     st.sampled_from([1, 2, index.LISTED_FROM]),
 )
 @pytest.mark.interpreted
-def test_random_histories(
-    steps: list[tuple[bool, int]], compactions: list[int], later: list[bool], drops_max: int, listed_from: int
-) -> None:
+def test_random_histories(steps, compactions, later, drops_max, listed_from):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(index, "LISTED_FROM", listed_from)
         _random_history(steps, compactions, later, drops_max)

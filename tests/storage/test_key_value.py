@@ -17,9 +17,7 @@ SIZED = st.one_of(st.binary(max_size=300), st.integers(120, 1100).map(lambda siz
 
 
 @given(SIZED, REVISIONS, REVISIONS, REVISIONS, SIZED, st.one_of(st.just(0), INT64))
-def test_encoding_is_protobuf_s_canonical_one(
-    key: bytes, create: int, mod: int, version: int, value: bytes, lease: int
-) -> None:
+def test_encoding_is_protobuf_s_canonical_one(key, create, mod, version, value, lease):
     if not key:
         key = b"k"
     message = kv_pb2.KeyValue(

@@ -109,9 +109,7 @@ def finish(pieces: Pieces, between: Any = None) -> tuple[list[bytes], Selected]:
 
 
 @given(HISTORY, NAMES, ENDS, SELECTIONS, st.integers(0, 4))
-def test_selection_equals_full_read(
-    history: list[list[tuple[bytes, bytes | None, int]]], key: bytes, end: bytes, selection: Selection, back: int
-) -> None:
+def test_selection_equals_full_read(history, key, end, selection, back):
     store = Store.open(MemoryBackend())
     for changes in history:
         change(store, *changes)
@@ -122,14 +120,7 @@ def test_selection_equals_full_read(
 
 
 @given(HISTORY, NAMES, ENDS, st.integers(-1, 4), st.integers(1, 6), st.sampled_from([0, 40, 10_000]))
-def test_a_small_range_is_the_range_or_nothing(
-    history: list[list[tuple[bytes, bytes | None, int]]],
-    key: bytes,
-    end: bytes,
-    limit: int,
-    keys_max: int,
-    size_bytes_max: int,
-) -> None:
+def test_a_small_range_is_the_range_or_nothing(history, key, end, limit, keys_max, size_bytes_max):
     store = Store.open(MemoryBackend())
     for changes in history:
         change(store, *changes)
@@ -148,14 +139,7 @@ def test_a_small_range_is_the_range_or_nothing(
 
 
 @given(HISTORY, HISTORY, NAMES, ENDS, SELECTIONS, st.integers(0, 4))
-def test_a_pinned_view_stays_as_it_was(
-    history: list[list[tuple[bytes, bytes | None, int]]],
-    later: list[list[tuple[bytes, bytes | None, int]]],
-    key: bytes,
-    end: bytes,
-    selection: Selection,
-    back: int,
-) -> None:
+def test_a_pinned_view_stays_as_it_was(history, later, key, end, selection, back):
     """Writes and compactions of everything come between any two pieces."""
     store = Store.open(MemoryBackend())
     for changes in history:
@@ -278,9 +262,7 @@ class Work:
     ],
     ids=repr,
 )
-def test_selection_reads_only_needed_records(
-    monkeypatch: pytest.MonkeyPatch, selection: Selection, visited: int, loaded: int
-) -> None:
+def test_selection_reads_only_needed_records(monkeypatch, selection, visited, loaded):
     store = Store.open(MemoryBackend())
     for number in range(1000):
         change(store, (b"k%04d" % number, b"v", 0))

@@ -184,9 +184,7 @@ def test_a_port_that_was_named_serves_one_generation_after_the_other(make: Make)
     first.store.wait(["greeting"], timedelta(seconds=WAIT_S))
 
 
-def test_a_finished_run_is_closed_for_all_and_a_spare_node_learns_it(
-    make: Make, pool: ThreadPoolExecutor, cluster: LocalCluster, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_finished_run_is_closed_for_all_and_a_spare_node_learns_it(make, pool, cluster, capsys):
     first, second = make(2, 2), make(2, 2)
     join(pool, first, second)
     third = make(2, 2)
@@ -209,9 +207,7 @@ def test_a_finished_run_is_closed_for_all_and_a_spare_node_learns_it(
         )
 
 
-def test_failure_after_another_node_finished_gets_a_restart(
-    make: Make, pool: ThreadPoolExecutor, cluster: LocalCluster
-) -> None:
+def test_failure_after_another_node_finished_gets_a_restart(make, pool, cluster):
     first, second = (make(1, 2, expected_nodes=2, last_call_timeout=WAIT_S) for _ in range(2))
     join(pool, first, second)
     first.shutdown()
@@ -226,9 +222,7 @@ def test_failure_after_another_node_finished_gets_a_restart(
 
 
 @pytest.mark.parametrize("error", [RendezvousTimeoutError("too few"), KeyboardInterrupt()])
-def test_an_agent_that_ends_by_an_error_has_not_finished(
-    make: Make, cluster: LocalCluster, error: BaseException
-) -> None:
+def test_an_agent_that_ends_by_an_error_has_not_finished(make, cluster, error):
     handler = make(1, 1)
     handler.next_rendezvous()
     with pytest.raises(type(error)), closing_last(handler):

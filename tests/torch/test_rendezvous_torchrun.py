@@ -204,9 +204,7 @@ def test_a_job_without_a_usable_name_is_refused_in_a_line(tmp_path: Path, words:
 
 @pytest.mark.long
 @pytest.mark.parametrize("restarts", [0, 1])
-def test_a_worker_that_ends_at_once_is_a_fault(
-    raftkv_cluster: raftkv.LocalCluster, tmp_path: Path, restarts: int
-) -> None:
+def test_a_worker_that_ends_at_once_is_a_fault(raftkv_cluster, tmp_path, restarts):
     (tmp_path / "quick.py").write_text("import sys; sys.exit(3)")
     words = ("--rdzv-id=quick", f"--max-restarts={restarts}", "quick.py")
     assert run_agent(raftkv_cluster.endpoints[0], tmp_path, *words).returncode != 0
@@ -221,9 +219,7 @@ def test_a_worker_that_ends_at_once_is_a_fault(
 
 
 @pytest.mark.long
-def test_an_agent_that_fails_itself_does_not_finish_the_run(
-    raftkv_cluster: raftkv.LocalCluster, tmp_path: Path
-) -> None:
+def test_an_agent_that_fails_itself_does_not_finish_the_run(raftkv_cluster, tmp_path):
     """torch cannot make its directory of logs: its own traceback, and a run that has failed."""
     words = ("--rdzv-id=agent", "--log-dir=/dev/null/logs", "--redirects=3", "train.py")
     assert run_agent(raftkv_cluster.endpoints[0], tmp_path, *words).returncode != 0

@@ -265,9 +265,7 @@ print("raftkv" in _rendezvous_handlers)
 
 @pytest.mark.long
 @pytest.mark.parametrize(("switch", "known"), [("1", "True"), ("0", "False")])
-def test_the_scheme_is_known_to_scripts_that_import_only_torch_if_asked_for(
-    tmp_path: Path, switch: str, known: str
-) -> None:
+def test_the_scheme_is_known_to_scripts_that_import_only_torch_if_asked_for(tmp_path, switch, known):
     # What `pip install` makes of setup.py, of which the environment may have an older one.
     information = tmp_path / "autoload-1.dist-info"
     information.mkdir()

@@ -69,9 +69,7 @@ async def until_waiting(participant: Participant) -> None:
     long_except([(BUMP, 1), ((), 1), ((), 0)], [((), 1)]),
     ids=["bumped", "same revisions", "before the run"],
 )
-def test_a_run_begins_a_generation_above_all_that_its_nodes_have_seen(
-    tmp_path: Path, flags: tuple[str, ...], saved_in: int
-) -> None:
+def test_a_run_begins_a_generation_above_all_that_its_nodes_have_seen(tmp_path, flags, saved_in):
     async def scenario(kv, save, go_back) -> None:
         config = RunConfig(run_id="job", min_nodes=2, max_nodes=2)
         if saved_in == 0:
@@ -133,9 +131,7 @@ def test_ranks_that_wait_for_what_the_backup_does_not_know_begin_anew(tmp_path: 
     long_except([(BUMP, 1), ((), 1), ((), 0)], [((), 1)]),
     ids=["bumped", "same revisions", "before the job"],
 )
-def test_quorums_of_torchft_go_on_above_every_id_that_was_given_out(
-    tmp_path: Path, flags: tuple[str, ...], saved_in: int
-) -> None:
+def test_quorums_of_torchft_go_on_above_every_id_that_was_given_out(tmp_path, flags, saved_in):
     async def scenario(kv, save, go_back) -> None:
         lighthouse = Lighthouse(kv, LighthouseConfig(rules=Rules(min_replicas=2)))
         ((_, port),) = await lighthouse.listen("127.0.0.1", 0, "job")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -52,9 +51,7 @@ def test_a_node_that_starts_before_the_store_begins_when_that_does() -> None:
 
 @pytest.mark.long
 @pytest.mark.parametrize(("arguments", "environment"), [(("job",), {}), ((), WORKER)], ids=["node", "worker"])
-def test_a_start_that_no_cluster_answers_ends_with_what_to_do(
-    arguments: tuple[str, ...], environment: Mapping[str, str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_start_that_no_cluster_answers_ends_with_what_to_do(arguments, environment, monkeypatch):
     for name, value in environment.items():
         monkeypatch.setitem(os.environ, name, value)
     endpoint = f"127.0.0.1:{free_port()}"

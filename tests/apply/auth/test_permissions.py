@@ -27,9 +27,7 @@ def holds(interval: tuple[bytes, bytes], key: bytes) -> bool:
 
 
 @given(st.lists(intervals, max_size=8), st.lists(intervals, max_size=4))
-def test_a_set_holds_the_keys_that_one_of_its_intervals_holds(
-    one: list[tuple[bytes, bytes]], two: list[tuple[bytes, bytes]]
-) -> None:
+def test_a_set_holds_the_keys_that_one_of_its_intervals_holds(one, two):
     union = KeySet.union([KeySet.of(one), KeySet.of(two)])
     assert union.bounds == sorted(set(union.bounds)) == KeySet.of(one + two).bounds
     for key in [*KEYS, BEYOND]:
@@ -37,9 +35,7 @@ def test_a_set_holds_the_keys_that_one_of_its_intervals_holds(
 
 
 @given(st.lists(intervals, max_size=8), keys, ends)
-def test_a_set_covers_an_interval_if_it_holds_all_its_keys(
-    parts: list[tuple[bytes, bytes]], key: bytes, end: bytes
-) -> None:
+def test_a_set_covers_an_interval_if_it_holds_all_its_keys(parts, key, end):
     keys = KeySet.of(parts)
     if not is_interval(key, end):
         assert keys.covers(key, end) == (key in keys)

@@ -289,9 +289,7 @@ def test_all_keys_of_a_lease_are_looked_at(size: int) -> None:
 
 
 @pytest.mark.parametrize("is_one_foreign", [False, True])
-def test_a_lease_of_scattered_keys_is_looked_at_in_pieces(
-    monkeypatch: pytest.MonkeyPatch, is_one_foreign: bool
-) -> None:
+def test_a_lease_of_scattered_keys_is_looked_at_in_pieces(monkeypatch, is_one_foreign):
     monkeypatch.setattr(rights, "LOOKS_AT_ONCE", 4)
     monkeypatch.setattr(rights, "_LOOKS_PER_PIECE", 2)
     machine = AuthMachine()

@@ -275,9 +275,7 @@ def test_only_root_changes_users_after_auth_is_enabled(machine: AuthMachine) -> 
         ("BYTES_MAX", 150, {"user_change_password": {"name": "alice", "hashedPassword": HASHED * 4}}),
     ],
 )
-def test_growing_tables_have_a_limit(
-    monkeypatch: pytest.MonkeyPatch, limit: str, most: int, change: dict[str, Any]
-) -> None:
+def test_growing_tables_have_a_limit(monkeypatch, limit, most, change):
     machine = machine_of(False)
     records = auth_records(machine)
     monkeypatch.setattr(directory, limit, most)

@@ -61,9 +61,7 @@ async def test_steps_and_ranks_may_be_whole_numbers_of_any_library(registry: Reg
         await attempt.prepare(0.0, files_of(0))
 
 
-async def test_a_checkpoint_exists_when_all_ranks_have_prepared_and_it_is_committed(
-    claim: Claim, registry: Registry, world: World
-) -> None:
+async def test_a_checkpoint_exists_when_all_ranks_have_prepared_and_it_is_committed(claim, registry, world):
     attempt = await registry.begin(claim, 100, world_size=3, metadata={"job": "x"})
     others = [await world.registry(seed=rank).join(claim, 100) for rank in (1, 2)]
     for rank, each in enumerate([attempt, *others]):
@@ -214,9 +212,7 @@ async def test_inconsistent_ranks_are_not_committed(registry: Registry) -> None:
         {"metadata": {"x": object()}},
     ],
 )
-async def test_impossible_save_is_refused_at_the_beginning(
-    claim: Claim, registry: Registry, world: World, arguments: dict[str, Any]
-) -> None:
+async def test_impossible_save_is_refused_at_the_beginning(claim, registry, world, arguments):
     with pytest.raises(ConfigError):
         await registry.begin(claim, **{"step": 100, **arguments})
     assert world.keys(KEYS.attempts) == []
@@ -226,9 +222,7 @@ async def test_impossible_save_is_refused_at_the_beginning(
     "metrics", [{"": 1.0}, {"\ud800": 1.0}, {"a\nb": 1.0}, {"x" * 201: 1.0}, {"x": "1"}, {"x": True}, {"x": None},
                 {"x": object()}, {"x": 10**400}, {f"m{number}": 1.0 for number in range(61)}],
 )  # fmt: skip
-async def test_metrics_that_cannot_be_stored_are_refused_before_anything_is_written(
-    registry: Registry, world: World, metrics: dict[str, Any]
-) -> None:
+async def test_metrics_that_cannot_be_stored_are_refused_before_anything_is_written(registry, world, metrics):
     attempt = await prepared(registry, await registry.claim(), 100)
     with pytest.raises(ConfigError):
         await attempt.commit(metrics=metrics)
@@ -251,9 +245,7 @@ async def test_a_child_in_another_run_holds_its_parent(world: World) -> None:
         await orphan.commit()
 
 
-async def test_a_parent_in_the_same_run_that_was_deleted_stops_no_commit(
-    claim: Claim, registry: Registry, world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_parent_in_the_same_run_that_was_deleted_stops_no_commit(claim, registry, world, monkeypatch):
     """It is no condition; so it is none either when the first try loses against a new metric."""
     first = await saved(registry, claim, 100, {"loss": 1.0})
     await saved(registry, claim, 150)
@@ -320,9 +312,7 @@ async def test_ranks_prepare_no_more_than_the_committer_can_read(registry: Regis
     await attempt.prepare(99_999, many[:10])
 
 
-async def test_giving_up_raises_nothing_and_ends_whether_the_cluster_answers_or_not(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_giving_up_raises_nothing_and_ends_whether_the_cluster_answers_or_not(monkeypatch):
     monkeypatch.setattr(attempts, "GIVE_UP_S", 0.05)
     world = World()
     registry = world.registry()
@@ -337,9 +327,7 @@ async def test_giving_up_raises_nothing_and_ends_whether_the_cluster_answers_or_
         await away.give_up(ValueError("the cluster is away"))
 
 
-async def test_files_that_went_because_the_attempt_was_given_up_are_not_the_reason(
-    registry: Registry, world: World
-) -> None:
+async def test_files_that_went_because_the_attempt_was_given_up_are_not_the_reason(registry, world):
     attempt = await prepared(registry, await registry.claim(), 100)
     world.lost.add(attempt.uri)
     with pytest.raises(FilesChanged):

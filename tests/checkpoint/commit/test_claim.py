@@ -70,9 +70,7 @@ async def test_a_claim_ends_all_before_and_can_be_handed_on(registry: Registry) 
     assert (await registry.claim("a")).generation == 3
 
 
-async def test_a_claim_is_over_in_a_restored_cluster_that_gives_its_revision_to_another(
-    registry: Registry, world: World
-) -> None:
+async def test_a_claim_is_over_in_a_restored_cluster_that_gives_its_revision_to_another(registry, world):
     first = await registry.claim()
     lost = world.store.items.pop(KEYS.fence.encode())
     second = await registry.claim()

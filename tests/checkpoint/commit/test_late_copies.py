@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-from raftkv.checkpoint.commit.claim import Claim
 from raftkv.checkpoint.errors import AttemptOver
 from raftkv.checkpoint.registry import Registry
 from tests.checkpoint.world import KEYS, KIND, World, prepared, saved
@@ -30,9 +29,7 @@ async def test_copies_of_everything_change_nothing_after_any_step(registry: Regi
     }
 
 
-async def test_a_late_copy_of_a_beginning_brings_no_attempt_back(
-    claim: Claim, registry: Registry, world: World
-) -> None:
+async def test_a_late_copy_of_a_beginning_brings_no_attempt_back(claim, registry, world):
     """Its ranks had prepared: the next generation would commit a checkpoint whose bytes are being deleted."""
     attempt = await prepared(registry, claim, 100)
     assert await attempt.abort("the disk was slow")
@@ -45,9 +42,7 @@ async def test_a_late_copy_of_a_beginning_brings_no_attempt_back(
 
 @pytest.mark.parametrize("lost", [0.3, 0.6])
 @pytest.mark.parametrize("seed", range(6))
-async def test_calls_whose_answers_are_lost_happen_once(
-    lost: float, seed: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_calls_whose_answers_are_lost_happen_once(lost, seed, monkeypatch):
     monkeypatch.setattr("raftkv.client.control.RETRY_MAX_S", 0.0)
     world = World()
     registry = world.registry(seed=seed, lost=lost)

@@ -6,16 +6,12 @@ import asyncio
 
 import pytest
 
-from raftkv.checkpoint.commit.claim import Claim
 from raftkv.checkpoint.errors import AttemptOver
-from raftkv.checkpoint.registry import Registry
 from raftkv.errors import ConfigError
-from tests.checkpoint.world import KEYS, KIND, World, files_of, saved
+from tests.checkpoint.world import KEYS, KIND, files_of, saved
 
 
-async def test_a_rank_that_joins_another_step_than_the_coordinator_saves_ends_both(
-    claim: Claim, registry: Registry
-) -> None:
+async def test_a_rank_that_joins_another_step_than_the_coordinator_saves_ends_both(claim, registry):
     await saved(registry, claim, 50)
     aborted = await registry.begin(claim, 80, kind=KIND)
     await aborted.abort("not this one")
@@ -35,9 +31,7 @@ async def test_a_rank_that_joins_another_step_than_the_coordinator_saves_ends_bo
     assert (await other_kind.commit()).step == 90
 
 
-async def test_a_rank_is_not_misled_by_attempts_that_it_knows_or_that_are_its_own(
-    claim: Claim, registry: Registry, world: World
-) -> None:
+async def test_a_rank_is_not_misled_by_attempts_that_it_knows_or_that_are_its_own(claim, registry, world):
     known = await registry.begin(claim, 100, kind=KIND, world_size=2)
     with pytest.raises(TimeoutError):
         await registry.join(claim, 200, kind=KIND, timeout_s=0.05, after=known.record.number)

@@ -7,7 +7,6 @@ from dataclasses import replace
 
 import pytest
 
-from raftkv.checkpoint.commit.claim import Claim
 from raftkv.checkpoint.commit.summary import Measured
 from raftkv.checkpoint.errors import FenceBroken
 from raftkv.checkpoint.keys import MEMORY, AttemptId
@@ -81,9 +80,7 @@ async def test_uncommittable_attempt_is_aborted_with_its_reason(registry: Regist
 
 
 @pytest.mark.parametrize("why", ["metrics", "files"])
-async def test_attempt_in_memory_that_cannot_be_committed_stops_no_later_generation(
-    registry: Registry, world: World, why: str
-) -> None:
+async def test_attempt_in_memory_that_cannot_be_committed_stops_no_later_generation(registry, world, why):
     """Every later generation failed to take it over, so the run never went on."""
     ranks = 1 if why == "metrics" else 6
     attempt = await registry.begin(await registry.claim(), 100, world_size=ranks, kind=MEMORY)
@@ -120,9 +117,7 @@ async def test_a_coordinator_that_slept_through_the_takeover_hears_that_its_clai
         await attempt.prepared()
 
 
-async def test_attempt_with_a_foreign_directory_is_neither_joined_nor_committed(
-    registry: Registry, world: World
-) -> None:
+async def test_attempt_with_a_foreign_directory_is_neither_joined_nor_committed(registry, world):
     """A key of the run says where its bytes lie: no manifest, and no file of a rank, is written outside its place."""
     old = await registry.claim()
     attempt = await prepared(registry, old, 100, ranks=1)
@@ -139,9 +134,7 @@ async def test_attempt_with_a_foreign_directory_is_neither_joined_nor_committed(
     assert "does not lie below memory://job" in taken.reason
 
 
-async def test_adoption_that_a_takeover_gives_up_says_to_adopt_the_directory_again(
-    registry: Registry, world: World
-) -> None:
+async def test_adoption_that_a_takeover_gives_up_says_to_adopt_the_directory_again(registry, world):
     attempt = await prepared(registry, await registry.claim(), 100, ranks=1, metadata={ADOPTED: KEPT})
     world.put(KEYS.attempt(KIND, attempt.record.id).head, replace(attempt.record, uri="memory://old/step-100").encode())
     (taken,) = await registry.take_over(await registry.claim())
@@ -150,9 +143,7 @@ async def test_adoption_that_a_takeover_gives_up_says_to_adopt_the_directory_aga
     assert "adopt the directory again" in taken.reason
 
 
-async def test_registry_without_a_place_writes_nowhere_that_a_record_names(
-    claim: Claim, registry: Registry, world: World
-) -> None:
+async def test_registry_without_a_place_writes_nowhere_that_a_record_names(claim, registry, world):
     await prepared(registry, claim, 100)
     nowhere = world.registry(uri="")
     with pytest.raises(ConfigError, match="this registry has no place"):

@@ -135,9 +135,7 @@ async def test_copies_come_nearest_first_and_shared_storage_last(registry: Regis
         assert found[-1].uri == checkpoint.uri
 
 
-async def test_copies_of_another_attempt_at_the_step_are_left_out(
-    claim: Claim, registry: Registry, world: World
-) -> None:
+async def test_copies_of_another_attempt_at_the_step_are_left_out(claim, registry, world):
     async with nodes(world, "a") as (holder,):
         given_up = await registry.begin(claim, 100, kind=MEMORY)
         await give(holder, given_up, 0, b"torn" * 100)
@@ -160,9 +158,7 @@ def test_nodes_of_other_failure_domains_come_first() -> None:
     assert [each.holder for each in choose(ring, "", Spot("elsewhere", "r1"))] == ["c", "e", "a", "b", "d"]
 
 
-async def test_what_ends_with_its_lease_is_no_copy_and_a_living_holder_announces_it_again(
-    registry: Registry, world: World
-) -> None:
+async def test_what_ends_with_its_lease_is_no_copy_and_a_living_holder_announces_it_again(registry, world):
     controls = [Telling(world, random.Random(seed), 0.0) for seed in range(2)]
     async with nodes(world, "a", "b", controls=controls) as holders:
         checkpoint = await kept(registry, await registry.claim(), 10, holders)
@@ -189,9 +185,7 @@ async def test_holder_without_a_lease_is_none(world: World) -> None:
         assert [found.holder for found in await world.registry().holders()] == ["node-a"]
 
 
-async def test_a_commit_in_memory_replaces_the_one_before_and_is_no_latest(
-    claim: Claim, registry: Registry, world: World
-) -> None:
+async def test_a_commit_in_memory_replaces_the_one_before_and_is_no_latest(claim, registry, world):
     durable = await saved(registry, claim, 5, {"loss": 1.0})
     async with nodes(world, "a") as holders:
         commits = registry.watch(start_revision=1)
@@ -219,9 +213,7 @@ async def test_a_commit_in_memory_replaces_the_one_before_and_is_no_latest(
         assert await registry.latest(MEMORY) == last
 
 
-async def test_what_is_replaced_by_the_next_has_no_metrics_pins_tags_and_children(
-    claim: Claim, registry: Registry, world: World
-) -> None:
+async def test_what_is_replaced_by_the_next_has_no_metrics_pins_tags_and_children(claim, registry, world):
     async with nodes(world, "a") as holders:
         checkpoint = await kept(registry, claim, 10, holders)
         attempt = await registry.begin(claim, 20, kind=MEMORY)
@@ -268,9 +260,7 @@ async def test_after_a_loss_earlier_steps_are_saved_again(registry: Registry, wo
         assert bytes(await registry.fetch(await registry.at(20, MEMORY), "rank-1")) == bytes_of(1, 20)
 
 
-async def test_a_forgotten_step_is_saved_again_in_the_same_generation(
-    claim: Claim, registry: Registry, world: World
-) -> None:
+async def test_a_forgotten_step_is_saved_again_in_the_same_generation(claim, registry, world):
     async with nodes(world, "a") as holders:
         await kept(registry, claim, 10, holders)
         await registry.forget_memory(claim)
@@ -415,9 +405,7 @@ GOOD = CopyRecord(
         {"size_bytes": -1}, {"tier": "ftp"}, {"step": -1}, {"generation": 2}, {"holder": "b"}, {"kind": "files"},
     ],
 )  # fmt: skip
-async def test_a_record_that_is_not_of_its_key_is_no_copy(
-    registry: Registry, world: World, changed: dict[str, Any]
-) -> None:
+async def test_a_record_that_is_not_of_its_key_is_no_copy(registry, world, changed):
     async with nodes(world, "z") as holders:
         checkpoint = await kept(registry, await registry.claim(), 10, holders, ranks=1)
         good = replace(GOOD, generation=checkpoint.generation, number=checkpoint.number)
@@ -439,9 +427,7 @@ async def test_copy_of_a_key_without_a_lease_does_not_count(registry: Registry, 
     assert not await registry.has_all_copies(checkpoint)
 
 
-async def test_a_list_of_files_that_was_not_committed_makes_no_reader_allocate(
-    registry: Registry, world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_list_of_files_that_was_not_committed_makes_no_reader_allocate(registry, world, monkeypatch):
     taken: list[int] = []
     memory_of = transfer.memory_of
     monkeypatch.setattr(transfer, "memory_of", lambda size: taken.append(size) or memory_of(min(size, SIZE)))
@@ -477,9 +463,7 @@ async def test_without_the_token_a_holder_says_nothing_and_takes_no_room(world: 
         assert holder.shelf.used_bytes == 0
 
 
-async def test_a_reader_of_the_token_hands_over_nothing_and_drops_nothing(
-    claim: Claim, registry: Registry, world: World
-) -> None:
+async def test_a_reader_of_the_token_hands_over_nothing_and_drops_nothing(claim, registry, world):
     """Who may read the keys of a run reads the token, which was the right to fill a node's memory and the catalogue."""
     data = bytes_of(0, 20)
     async with nodes(world, "a", limit_bytes=2 * len(data)) as (holder,):
@@ -577,9 +561,7 @@ async def test_a_large_copy_takes_as_long_as_its_network_needs(monkeypatch: pyte
         assert holder.shelf.has(of_bytes(data), len(data))
 
 
-async def test_a_copy_is_digested_while_it_comes_and_answered_soon_after_its_last_byte(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_a_copy_is_digested_while_it_comes_and_answered_soon_after_its_last_byte(monkeypatch):
     data = bytes(24_000_000)
     loop, half, digested = asyncio.get_running_loop(), asyncio.Event(), 0
 
@@ -624,9 +606,7 @@ async def test_room_that_the_machine_does_not_have_is_not_counted_as_taken(monke
         await give(holder, attempt, 0, bytes_of(0, 10))
 
 
-async def test_what_does_not_fit_is_refused_and_left_over_attempts_make_room(
-    claim: Claim, registry: Registry, world: World
-) -> None:
+async def test_what_does_not_fit_is_refused_and_left_over_attempts_make_room(claim, registry, world):
     data = bytes_of(0, 20)
     async with nodes(world, "a", limit_bytes=2 * len(data)) as (holder,):
         await kept(registry, claim, 10, [holder], ranks=1)

@@ -55,9 +55,7 @@ async def test_each_other_best_comes_once(claim: Claim, registry: Registry, worl
         registry.watch_best("loss", "least")
 
 
-async def test_a_best_whose_reader_gave_up_while_it_was_looked_up_comes_to_the_next(
-    claim: Claim, registry: Registry, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_best_whose_reader_gave_up_while_it_was_looked_up_comes_to_the_next(claim, registry, monkeypatch):
     """Give up as a reader with a time limit does while the cluster elects."""
     bests = registry.watch_best("loss")
     assert await is_quiet(bests)

@@ -24,9 +24,7 @@ async def told(commits: Commits, count: int) -> list[int]:
 
 
 @pytest.mark.parametrize("trouble", ["none", "compaction", "lost watch"])
-async def test_every_commit_is_told_once_and_in_order(
-    claim: Claim, registry: Registry, world: World, trouble: str
-) -> None:
+async def test_every_commit_is_told_once_and_in_order(claim, registry, world, trouble):
     await saved(registry, claim, 1)
     everything, news = registry.watch(start_revision=1), registry.watch()
     await news.ready()
@@ -51,9 +49,7 @@ async def test_every_commit_is_told_once_and_in_order(
     assert not world.store.on_commit
 
 
-async def test_a_commit_and_a_metric_that_come_together_are_one_commit(
-    claim: Claim, registry: Registry, world: World
-) -> None:
+async def test_a_commit_and_a_metric_that_come_together_are_one_commit(claim, registry, world):
     commits = registry.watch(start_revision=world.store.revision + 1)
     await commits.ready()
     await saved(registry, claim, 1)
@@ -88,9 +84,7 @@ async def test_a_watcher_keeps_no_copy_of_the_records(claim: Claim, registry: Re
     commits.cancel()
 
 
-async def test_following_what_is_new_does_not_read_what_is_there(
-    claim: Claim, registry: Registry, world: World
-) -> None:
+async def test_following_what_is_new_does_not_read_what_is_there(claim, registry, world):
     for step in range(1, 20):
         await saved(registry, claim, step)
     commits = registry.watch()

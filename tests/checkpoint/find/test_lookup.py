@@ -77,9 +77,7 @@ async def test_many_are_found_a_page_at_a_time(monkeypatch: pytest.MonkeyPatch) 
     assert [each.run_id for each in await registry.lookup.best_of_all("loss", MIN, count=2)] == ["run/19", "run/18"]
 
 
-async def test_records_that_are_too_large_for_one_answer_are_read_in_parts(
-    claim: Claim, registry: Registry, world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_records_that_are_too_large_for_one_answer_are_read_in_parts(claim, registry, world, monkeypatch):
     """A list of 500 records of 1.1 MB is more than a member sends: it was asked for again for ever."""
     first = await saved(registry, claim, 1)
     for step in range(2, 301):
@@ -101,9 +99,7 @@ async def test_records_that_are_too_large_for_one_answer_are_read_in_parts(
     assert len(state.kinds[KIND].records) == 300
 
 
-async def test_more_than_a_txn_may_hold_is_read_in_several(
-    claim: Claim, registry: Registry, world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_more_than_a_txn_may_hold_is_read_in_several(claim, registry, world, monkeypatch):
     first = await saved(registry, claim, 1, {"loss": 1.0})
     for step in range(2, 251):
         world.put(KEYS.record(KIND, step), replace(first, step=step).encode())
@@ -174,9 +170,7 @@ async def test_best_of_all_runs_has_the_metric_in_its_record(world: World) -> No
         assert (await forged.lookup.best_of_all("loss", MIN))[0].run_id == "b"
 
 
-async def test_index_of_a_metric_with_no_number_changes_no_extremes(
-    claim: Claim, registry: Registry, world: World
-) -> None:
+async def test_index_of_a_metric_with_no_number_changes_no_extremes(claim, registry, world):
     for step in (1, 2, 3):
         await saved(registry, claim, step, {"loss": float(step)})
     for text in ("fff8000000000000", "-000000000000001"):
@@ -186,9 +180,7 @@ async def test_index_of_a_metric_with_no_number_changes_no_extremes(
     assert summary.latest.best == {"loss": Extremes(1.0, 1, 3.0, 3)}
 
 
-async def test_an_unreadable_record_hides_no_other(
-    claim: Claim, registry: Registry, world: World, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_an_unreadable_record_hides_no_other(claim, registry, world, caplog):
     for step in (1, 2, 3):
         await saved(registry, claim, step, {"loss": float(step)})
     bad = RegistryKeys("bad")

@@ -41,14 +41,7 @@ def interrupt(registry: Registry, at: Mapping[int, Between]) -> None:
         ((10, 8, 7, 5, 1), {2: (2, 0), 3: (4, 9)}, [1, 4, 3]),  # rises to the part that was read before
     ],
 )
-async def test_best_keeps_a_checkpoint_whose_metric_changes_meanwhile(
-    world: World,
-    mode: str,
-    sign: int,
-    values: tuple[float, ...],
-    changes: dict[int, tuple[int, float]],
-    best: list[int],
-) -> None:
+async def test_best_keeps_a_checkpoint_whose_metric_changes_meanwhile(world, mode, sign, values, changes, best):
     writer, reader = world.registry(), world.registry()
     claim = await writer.claim()
     for step, value in enumerate(values, 1):

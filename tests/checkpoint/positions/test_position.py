@@ -23,9 +23,7 @@ EVENTS = st.lists(st.one_of(st.just("step"), st.just("step"), st.just("commit"),
 
 
 @given(st.integers(0, 90), st.integers(1, 7), st.integers(1, 9), EVENTS)
-def test_every_sample_of_the_committed_history_is_used_once(
-    length: int, batch_size: int, world_size: int, events: list[str | int]
-) -> None:
+def test_every_sample_of_the_committed_history_is_used_once(length, batch_size, world_size, events):
     """The model is how often each sample went into it; a number is a crash, and the size of the next world."""
     at = saved = Position.begin(length)
     model = [0] * length

@@ -251,9 +251,7 @@ def test_cut_off_at_any_txn_the_next_collection_ends_it(is_done: bool, tmp_path:
 
 
 @pytest.mark.parametrize("after", [0, 1])
-async def test_cut_off_between_bytes_the_next_collection_ends_it(
-    world: Kept, after: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_cut_off_between_bytes_the_next_collection_ends_it(world, after, monkeypatch):
     await _all_sorts_of_garbage(world)
     delete_tree, calls = Place.delete_tree, 0
 

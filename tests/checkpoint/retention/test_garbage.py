@@ -199,9 +199,7 @@ async def test_a_whole_checkpoint_that_the_store_does_not_know_stays(world: Kept
         (Policy(keep_last=1), [], [4]),
     ],
 )
-async def test_a_checkpoint_whose_files_are_gone_takes_no_place_of_another(
-    world: Kept, policy: Policy, gone: list[int], kept: list[int]
-) -> None:
+async def test_a_checkpoint_whose_files_are_gone_takes_no_place_of_another(world, policy, gone, kept):
     """Play a restore of the store from a backup: what was deleted since has records again, but no files."""
     saved = {step: await world.save(step, {"loss": loss}) for step, loss in ((1, 0.9), (2, 0.1), (3, 0.2), (4, 0.3))}
     for step in gone:

@@ -207,9 +207,7 @@ def test_the_latest_and_what_is_held_always_stays(policy: Policy, some: list[Che
 
 @settings(max_examples=50)
 @given(_policies, _checkpoints, st.randoms())
-def test_order_is_no_matter_and_a_second_time_deletes_nothing(
-    policy: Policy, some: list[Checkpoint], random: Any
-) -> None:
+def test_order_is_no_matter_and_a_second_time_deletes_nothing(policy, some, random):
     found = decisions(policy, some)
     random.shuffle(some)
     assert decisions(policy, some) == found

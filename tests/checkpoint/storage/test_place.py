@@ -89,9 +89,7 @@ def test_no_name_leads_elsewhere(root: str, name: str) -> None:
 
 
 @pytest.mark.parametrize("uri", ["/", "file:///", "memory://", "job", ".", f"{STEP}/sub", f"{STEP}.old", "step-1.g1.1"])
-def test_only_the_directory_of_an_attempt_is_deleted_whole(
-    uri: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_only_the_directory_of_an_attempt_is_deleted_whole(uri, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "precious").write_bytes(b"1")
     with pytest.raises(ConfigError, match="is not deleted: its name is not that of the directory of a checkpoint"):
@@ -167,9 +165,7 @@ def test_names_of_files_and_directories_are_synced(tmp_path: Path, monkeypatch: 
     assert synced == ["job/step/sub"]  # the others have their names already
 
 
-def test_the_names_of_all_directories_that_were_made_are_synced(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_names_of_all_directories_that_were_made_are_synced(tmp_path, monkeypatch):
     """Lose no new place of a run with the power: a directory above it that was made too had no durable name."""
     synced: list[str] = []
     monkeypatch.setattr(place, "sync", lambda path: synced.append(os.path.relpath(path, tmp_path)))
@@ -214,9 +210,7 @@ def test_disk_error_says_what_to_do(tmp_path: Path) -> None:
     assert filesystems.describe(RuntimeError()) == "RuntimeError"
 
 
-def test_a_directory_that_cannot_be_listed_is_not_taken_for_an_empty_one(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_directory_that_cannot_be_listed_is_not_taken_for_an_empty_one(tmp_path, monkeypatch):
     there = Place(str(tmp_path))
     there.write("sub/a", b"1")
     scandir = os.scandir
@@ -330,9 +324,7 @@ def _committed_at(uri: str) -> Checkpoint:
 
 
 @pytest.mark.parametrize("kind", ["directory", "file"])
-def test_file_system_that_syncs_no_directories_keeps_files(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
-) -> None:
+def test_file_system_that_syncs_no_directories_keeps_files(tmp_path, monkeypatch, kind):
     """Every save failed on a file system that refuses to sync directories, as some network ones; a file must be."""
     fsync = os.fsync
 

@@ -174,9 +174,7 @@ def test_a_large_file_is_checked_before_it_is_handed_out(place: Place, monkeypat
         open_verified(checkpoint, "a.bin")
 
 
-def test_a_file_that_changes_after_its_check_hands_out_no_other_byte(
-    place: Place, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_file_that_changes_after_its_check_hands_out_no_other_byte(place, monkeypatch):
     """A restore uses the bytes that were checked: a large file is read twice, and was compared the first time only."""
     monkeypatch.setattr(module, "SMALL_BYTES", 100)
     data = bytes(range(256)) * (3 << 12)  # 3 MiB, and so of several pieces
@@ -209,9 +207,7 @@ def test_a_stream_says_at_its_end_that_it_was_wrong(place: Place) -> None:
         next(stream)
 
 
-def test_a_reader_during_a_deletion_gets_the_right_bytes_or_an_error(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_reader_during_a_deletion_gets_the_right_bytes_or_an_error(tmp_path, monkeypatch):
     monkeypatch.setattr(module, "SMALL_BYTES", 100)
     place = Place(str(tmp_path / AttemptId(7, 1, 1).directory))
     checkpoint = saved(place, DATA)
@@ -297,9 +293,7 @@ def test_a_list_that_is_older_than_the_files_is_not_believed(place: Place, monke
     check_there(place, manifest)
 
 
-def test_a_reader_does_not_believe_a_list_that_is_older_than_the_files(
-    place: Place, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_reader_does_not_believe_a_list_that_is_older_than_the_files(place, monkeypatch):
     """Look for what the list does not have: a whole checkpoint missed files on another machine of a shared disk."""
     checkpoint = saved(place, DATA)
     monkeypatch.setattr(Place, "list", lambda _: [Found("a.bin", 3), Found("empty", 0)])

@@ -251,9 +251,7 @@ print(os.path.getsize(sys.argv[1] + "/model"))
 
 
 @pytest.mark.parametrize("size_bytes", [1, 5 << 20])
-def test_a_forked_child_that_leaves_the_block_of_its_parent_leaves_the_file_alone(
-    tmp_path: Path, size_bytes: int
-) -> None:
+def test_a_forked_child_that_leaves_the_block_of_its_parent_leaves_the_file_alone(tmp_path, size_bytes):
     """Leave the file to the parent: a child deleted it, or waited for ever for a thread that only the parent has."""
     words = [sys.executable, "-c", LEFT_IN_A_CHILD, str(tmp_path), str(size_bytes)]
     ran = subprocess.run(words, capture_output=True, text=True, timeout=90, check=False)

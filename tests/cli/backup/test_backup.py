@@ -160,9 +160,7 @@ STEPS = ("upload", "download", "finish", "write", "delete", "remove", "names")
 @pytest.mark.long
 @pytest.mark.parametrize("step", STEPS)
 @pytest.mark.parametrize("moment", ["before", "after"])
-def test_killed_at_any_step_nothing_looks_whole_that_is_not(
-    step: str, moment: str, cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_killed_at_any_step_nothing_looks_whole_that_is_not(step, moment, cluster, tmp_path, monkeypatch):
     url = f"memory://{tmp_path}"
     assert backup(cluster, url, "--once").code == 0
     real = getattr(Place, step)
@@ -228,9 +226,7 @@ def values_of(cluster: Cluster, **settings: Any) -> dict[str, Any]:
     return {**given, "endpoints": ",".join(cluster.endpoints), "json": True, **settings}
 
 
-def test_the_schedule_goes_on_after_a_failure_and_keeps_what_it_is_told(
-    cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_schedule_goes_on_after_a_failure_and_keeps_what_it_is_told(cluster, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(command, "RETRY_S", 0.01)
     place, failures = Place(f"memory://{tmp_path}/s"), iter([True, False, True])
     real, taken = command.take_one, []
@@ -334,9 +330,7 @@ PIECES = 5_000_000
 
 
 @pytest.mark.parametrize("step", ["upload", "download"])
-async def test_a_signal_ends_a_copy_that_is_under_way_and_leaves_nothing(
-    cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str
-) -> None:
+async def test_a_signal_ends_a_copy_that_is_under_way_and_leaves_nothing(cluster, tmp_path, monkeypatch, step):
     """End in the middle: it went on to the end of the file, however large, and its copy stayed for a day."""
     place, begun = Place(str(tmp_path / "b")), threading.Event()
     real, pieces = getattr(Place, step), list[int]()
@@ -383,9 +377,7 @@ async def test_signal_between_a_file_and_its_manifest_leaves_a_whole_backup(
 
 
 @pytest.mark.parametrize("step", ["read_contents", "check"])
-async def test_signal_waits_for_what_uses_the_temporary_directory(
-    cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str
-) -> None:
+async def test_signal_waits_for_what_uses_the_temporary_directory(cluster, tmp_path, monkeypatch, step):
     """The directory was deleted beside the thread; the deletion failed, and backups went on for ever."""
     place, begun, go_on = Place(str(tmp_path / "b")), threading.Event(), threading.Event()
     real, has_directory = getattr(command, step), list[bool]()

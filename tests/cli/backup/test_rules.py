@@ -207,9 +207,7 @@ def test_a_damaged_manifest_stops_no_pruning_of_backups(tmp_path: Path, capsys: 
     assert "the log archive was not pruned" in said.err
 
 
-def test_a_spoiled_manifest_is_one_line_and_deletes_nothing_but_backups(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_spoiled_manifest_is_one_line_and_deletes_nothing_but_backups(tmp_path, capsys):
     """Write what any user who may write to the place can: names of files elsewhere, wrong types, large values."""
     place, old, new = Place(str(tmp_path / "b")), backup(NOW_S - 3 * DAY_S), backup(NOW_S)
     (tmp_path / "victim").mkdir()

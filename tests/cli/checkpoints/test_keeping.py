@@ -133,9 +133,7 @@ def test_gc_takes_what_dead_attempts_have_left(raftkv_cluster, raftkv_client, tm
         (["gc", "job", "--max-bytes=lots"], 128, "--max-bytes 'lots' is not a size: write 1000, 64KiB or 2GB"),
     ],
 )
-def test_words_that_cannot_be(
-    raftkv_cluster, raftkv_client, tmp_path: Path, words: list[str], code: int, text: str
-) -> None:
+def test_words_that_cannot_be(raftkv_cluster, raftkv_client, tmp_path, words, code, text):
     save(raftkv_client, tmp_path, 100)
     ran = ctl(raftkv_cluster, *words)
     assert (ran.code, ran.output) == (code, b"")

@@ -43,9 +43,7 @@ def test_a_copy_keeps_its_original(raftkv_cluster, raftkv_client, tmp_path: Path
     assert [one["run_id"] for one in lineage] == ["tuned", "job"]
 
 
-def test_foreign_checkpoints_are_imported_and_incomplete_ones_named(
-    raftkv_cluster, raftkv_client, tmp_path: Path
-) -> None:
+def test_foreign_checkpoints_are_imported_and_incomplete_ones_named(raftkv_cluster, raftkv_client, tmp_path):
     old, place = tmp_path / "old", tmp_path / "place"
     for step, weights in ((10, EMPTY_WEIGHTS), (20, EMPTY_WEIGHTS[:-1])):
         directory = old / f"checkpoint-{step}"
@@ -78,9 +76,7 @@ def test_foreign_checkpoints_are_imported_and_incomplete_ones_named(
         (["copy", "job", "latest", "a/../b"], 128, "run id '..' cannot be used"),
     ],
 )
-def test_words_that_cannot_be(
-    raftkv_cluster, raftkv_client, tmp_path: Path, words: list[str], code: int, text: str
-) -> None:
+def test_words_that_cannot_be(raftkv_cluster, raftkv_client, tmp_path, words, code, text):
     save(raftkv_client, tmp_path, 100)
     names = {"{out}": str(tmp_path / "out"), "{empty}": str(tmp_path / "empty")}
     Path(names["{empty}"]).mkdir()

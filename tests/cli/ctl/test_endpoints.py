@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -182,9 +182,7 @@ def test_without_a_quorum_the_members_are_those_that_one_member_lists(capsys: py
         (["endpoint", "status"], {"ETCDCTL_COMMAND_TIMEOUT": "9s"}, None),
     ],
 )
-def test_a_given_time_limit_holds_for_refused_connections_too(
-    monkeypatch: pytest.MonkeyPatch, words: list[str], environment: Mapping[str, str], patience_s: float | None
-) -> None:
+def test_a_given_time_limit_holds_for_refused_connections_too(monkeypatch, words, environment, patience_s):
     seen: list[float | None] = []
 
     def run(session: CtlSession, use: object) -> None:

@@ -109,9 +109,7 @@ def test_a_program_without_any_output_stream_ends_well(words: tuple[str, ...]) -
 
 @pytest.mark.parametrize("unbuffered", ["", "1"])
 @pytest.mark.parametrize("how", ["simple", "json"])
-def test_an_answer_of_which_only_a_part_was_written_is_an_error(
-    server: str, tmp_path: Path, how: str, unbuffered: str
-) -> None:
+def test_an_answer_of_which_only_a_part_was_written_is_an_error(server, tmp_path, how, unbuffered):
     """Without buffers, as in containers, Python drops what a full disk or a gone reader leaves of one write."""
     assert run_ctl(["--endpoints", server, "put", "large", "x" * 100_000]).code == 0
     command = f"ulimit -f 64; exec {BIN / 'raftkvctl'} --endpoints {server} get large -w {how} > {tmp_path / 'out'}"

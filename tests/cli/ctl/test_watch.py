@@ -84,9 +84,7 @@ def test_a_command_runs_for_each_change(server: str, words: tuple[str, ...], end
         (("--rev=2", "--", "echo"), {"ETCDCTL_WATCH_KEY": "w3"}, ENDS["other"] + b"\n\n"),  # the command's own line too
     ],
 )
-def test_keys_from_the_environment(
-    server: str, words: tuple[str, ...], environment: dict[str, str], end: bytes
-) -> None:
+def test_keys_from_the_environment(server, words, environment, end):
     ran = [watched(make(server, "watch", *words), end, 1, environment) for make in (etcdctl, raftkvctl)]
     assert ran[1] == ran[0]
 

@@ -81,9 +81,7 @@ def test_refusals_make_nothing(words: str, code: int, line: str, history: Histor
     assert list(tmp_path.iterdir()) == []
 
 
-def test_an_archive_of_which_a_part_cannot_be_read_is_refused(
-    history: History, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_archive_of_which_a_part_cannot_be_read_is_refused(history, tmp_path, monkeypatch):
     """A directory of another user's was passed over: the restore ended where the others end, and said that all is."""
     archive, real = tmp_path / "archive", os.scandir
     (archive / "another").mkdir(parents=True)

@@ -74,9 +74,7 @@ def test_a_directory_may_have_a_name_that_is_not_utf_8(tmp_path: Path, file: Pat
 
 
 @pytest.mark.parametrize("wal_dir", ["data/member/wal", "data/log/of/it", "./data/../data/log", "apart"])
-def test_the_log_may_be_inside_the_data_directory(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, file: Path, wal_dir: str
-) -> None:
+def test_the_log_may_be_inside_the_data_directory(tmp_path, monkeypatch, file, wal_dir):
     """The log took its place first, and the directory with everything else then found its own taken."""
     monkeypatch.chdir(tmp_path)
     ran = run_utl(["snapshot", "restore", str(file), "--data-dir", "data", "--wal-dir", wal_dir])
@@ -87,9 +85,7 @@ def test_the_log_may_be_inside_the_data_directory(
 
 
 @pytest.mark.parametrize("name", [[], ["--name", "b", "--initial-cluster", "b=http://localhost:2380"]])
-def test_a_member_finds_what_is_restored(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, file: Path, name: list[str]
-) -> None:
+def test_a_member_finds_what_is_restored(tmp_path, monkeypatch, file, name):
     """Both without --data-dir: if one looked elsewhere, the member would start with nothing."""
     monkeypatch.chdir(tmp_path)
     assert run_utl(["snapshot", "restore", str(file), *name]).code == 0
@@ -138,14 +134,7 @@ def test_a_member_finds_what_is_restored(
         ("restore sound --initial-advertise-peer-urls x", 1, "URL scheme must be http, https, unix, or unixs: x"),
     ],
 )
-def test_bad_input(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    words: str,
-    code: int,
-    reason: str,
-    run: Callable[[Sequence[str]], Ran],
-) -> None:
+def test_bad_input(tmp_path, monkeypatch, words, code, reason, run):
     monkeypatch.chdir(tmp_path)
     data = file_of({b"key": {}})
     (tmp_path / "sound").write_bytes(data)

@@ -59,9 +59,7 @@ def test_a_whole_snapshot_is_saved_with_its_hash(tmp_path: Path) -> None:
         (WHOLE[1:], "is wrong: the snapshot was damaged"),
     ],
 )
-def test_incomplete_snapshot_leaves_the_old_file(
-    tmp_path: Path, parts: Sequence[rpc_pb2.SnapshotResponse], reason: str
-) -> None:
+def test_incomplete_snapshot_leaves_the_old_file(tmp_path, parts, reason):
     path = tmp_path / "file"
     path.write_bytes(b"old")
     with pytest.raises(StorageError, match=reason):

@@ -215,9 +215,7 @@ def test_previous_values(watcher: Watcher, store: Store) -> None:
 
 @pytest.mark.parametrize("is_late", [False, True], ids=["live", "late"])
 @pytest.mark.parametrize("puts_first", [False, True], ids=["delete-put", "put-delete"])
-def test_previous_values_of_a_txn_that_puts_and_deletes_a_key(
-    watcher: Watcher, store: Store, puts_first: bool, is_late: bool
-) -> None:
+def test_previous_values_of_a_txn_that_puts_and_deletes_a_key(watcher, store, puts_first, is_late):
     """Only an interval without an end can do that. What was before is that before the txn; what is created had none."""
     store.ask(put(b"a", b"old"))
     if not is_late:
@@ -254,9 +252,7 @@ def test_filters(watcher: Watcher, store: Store, filters: list[int], expected: l
     assert [kind for kind, key, _ in watcher.events(len(expected) + 1) if key == b"a"] == expected
 
 
-def test_values_and_puts_of_large_values_are_left_out_where_the_server_knows_how(
-    watcher: Watcher, store: Store
-) -> None:
+def test_values_and_puts_of_large_values_are_left_out_where_the_server_knows_how(watcher, store):
     """Fields that etcd does not know, and ignores: it sends every event with its values."""
     store.ask(put(b"a", b"old"))
     watcher.create(b"a", keys_only=True, prev_kv=True)

@@ -158,9 +158,7 @@ def test_a_file_whose_hash_is_wrong_or_missing(tmp_path: Path) -> None:
         ({b"key": {to_key(2 << 24): b"\xff"}}, "the value of revision 2.0 is not a key-value pair"),
     ],
 )
-def test_the_status_of_a_foreign_database(
-    tmp_path: Path, contents: dict[bytes, dict[bytes, bytes]], reason: str
-) -> None:
+def test_the_status_of_a_foreign_database(tmp_path, contents, reason):
     path = tmp_path / "file"
     path.write_bytes(file_of(contents))
     with pytest.raises(StorageError, match=reason):

@@ -208,9 +208,7 @@ def test_one_restore_at_a_time_makes_a_directory(tmp_path: Path, file: Path, mon
     assert building.is_dir()
 
 
-def test_restores_of_several_directories_do_not_make_one_log_together(
-    tmp_path: Path, file: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_restores_of_several_directories_do_not_make_one_log_together(tmp_path, file, monkeypatch):
     """With one --wal-dir for all, the second had removed what the first was about to give its name."""
     log, begun = tmp_path / "log", list[Path]()
     take_place = restoring._take_place
@@ -228,9 +226,7 @@ def test_restores_of_several_directories_do_not_make_one_log_together(
     assert {path.name for path in tmp_path.iterdir()} == {"first", "log", "file", "source", "source-lock"}
 
 
-def test_restore_leaves_a_directory_alone_that_another_has_made_just_now(
-    tmp_path: Path, file: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_restore_leaves_a_directory_alone_that_another_has_made_just_now(tmp_path, file, monkeypatch):
     """A restore may wait for the lock of a directory that gets its final name meanwhile."""
     building = tmp_path / "data.restoring"
     flock = fcntl.flock

@@ -247,9 +247,7 @@ class PassedDependent(Dependent):
     is_local = False
 
 
-async def test_keep_alives_are_retried_only_for_permitted_users(
-    follower: Follower, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_keep_alives_are_retried_only_for_permitted_users(follower, monkeypatch):
     monkeypatch.setattr(Dependent, "gone", set())
     auth = follower.auth
     auth.is_enabled, before = True, auth.revision
@@ -271,9 +269,7 @@ async def test_keep_alives_are_retried_only_for_permitted_users(
 
 
 @pytest.mark.parametrize("kind", [Dependent, PassedDependent])
-async def test_leader_renews_nothing_for_deleted_users(
-    member: Follower, monkeypatch: pytest.MonkeyPatch, kind: type[Dependent]
-) -> None:
+async def test_leader_renews_nothing_for_deleted_users(member, monkeypatch, kind):
     """They went while the leadership was confirmed, or while another RENEW was on its way."""
     monkeypatch.setattr(Dependent, "gone", set())
     for lease_id in (1, 2, 3):
@@ -302,9 +298,7 @@ async def test_leader_renews_nothing_for_deleted_users(
     assert asked[2].told == [errors.PermissionDeniedError]
 
 
-async def test_further_renewals_are_batched_while_calls_are_pending(
-    follower: Follower, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_further_renewals_are_batched_while_calls_are_pending(follower, monkeypatch):
     monkeypatch.setattr(lessor_module, "GATHER_MAX_S", 60.0)  # a busy machine passes 20 ms between two requests
     for lease_id in (1, 2, 3):
         await follower.ask(lease_id)
@@ -445,9 +439,7 @@ async def test_a_leader_is_confirmed_again_only_after_a_possible_change(member: 
     assert (list(waiting[0].told), await member.confirm(), waiting[0].told) == ([], 1, [0])
 
 
-async def test_a_leader_whose_machine_has_slept_is_asked_again(
-    member: Follower, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_leader_whose_machine_has_slept_is_asked_again(member, monkeypatch):
     """Another may have been elected meanwhile, and have ended the lease."""
     asleep_s = 5.0
     monkeypatch.setattr(suspend_clock, "suspended_s", lambda: (asleep_s, asleep_s))
@@ -591,9 +583,7 @@ async def test_a_member_that_stops_ends_no_lease(follower: Follower) -> None:
     assert not node.failures
 
 
-async def test_a_quorum_that_was_away_may_have_been_away_for_owners_too(
-    follower: Follower, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_quorum_that_was_away_may_have_been_away_for_owners_too(follower, monkeypatch):
     monkeypatch.setattr(lessor_module, "QUORUM_LATE_S", -1.0)  # however soon it answers, it is late
     node, times = follower.node, follower.lessor.times
     await follower.lead_and_lose_an_owner(7)
@@ -606,9 +596,7 @@ async def test_a_quorum_that_was_away_may_have_been_away_for_owners_too(
 @pytest.mark.parametrize(
     ("lost_s_ago", "left_s"), [(1.0, 1.0 + LOGGED_S), (10.0, OUTAGE_GRACE_S), (math.inf, OUTAGE_GRACE_S)]
 )
-async def test_the_first_leader_after_an_outage_leaves_owners_time_to_return(
-    follower: Follower, lost_s_ago: float, left_s: float
-) -> None:
+async def test_the_first_leader_after_an_outage_leaves_owners_time_to_return(follower, lost_s_ago, left_s):
     loop, times = asyncio.get_running_loop(), follower.lessor.times
     times.granted(7, 1)
     follower.node.leader_lost_at = loop.time() - lost_s_ago
@@ -679,9 +667,7 @@ async def test_response_of_wrong_length_is_not_an_answer(follower: Follower) -> 
 
 
 @pytest.mark.parametrize(("leader", "error"), [(NONE, errors.NoLeaderError), (FIRST, errors.RequestTimeoutError)])
-async def test_request_without_a_leader_in_time_fails_as_in_etcd(
-    follower: Follower, leader: int, error: type[errors.StatusError]
-) -> None:
+async def test_request_without_a_leader_in_time_fails_as_in_etcd(follower, leader, error):
     follower.lessor._timeout_s = 0.1
     follower.channels.clear()
     follower.node.follow(leader)

@@ -61,9 +61,7 @@ def test_a_new_leader_keeps_the_time_that_is_left() -> None:
 
 
 @pytest.mark.parametrize(("after_outage", "kept_s"), [(False, 3.5), (True, 4.5)], ids=["at once", "after an outage"])
-def test_a_new_leader_waits_longer_for_owners_that_were_turned_away(
-    world: World, after_outage: bool, kept_s: float
-) -> None:
+def test_a_new_leader_waits_longer_for_owners_that_were_turned_away(world, after_outage, kept_s):
     granted_at = world.now
     for _ in range(25):  # just over
         world.now += 0.1
@@ -528,9 +526,7 @@ AMID_A_GRACE: list[tuple[str, Callable[[World], None], bool]] = [
 
 @pytest.mark.parametrize(("act", "ends"), [row[1:] for row in AMID_A_GRACE], ids=[row[0] for row in AMID_A_GRACE])
 @pytest.mark.parametrize("is_applied", [True, False], ids=["applied before the end", "in the log before the end"])
-def test_a_grace_ends_only_what_its_user_may_delete_at_the_end(
-    act: Callable[[World], None], ends: bool, is_applied: bool
-) -> None:
+def test_a_grace_ends_only_what_its_user_may_delete_at_the_end(act, ends, is_applied):
     world = _with_users(ttl_s=60)
     broke_at = world.now
     assert world.leader is not None

@@ -17,9 +17,7 @@ follower, run_async = test_on_leader.follower, test_on_leader.run_async
 pytestmark = pytest.mark.interpreted  # the lessor gets a stand-in for its node
 
 
-async def test_a_keep_alive_that_waited_for_a_quorum_renews_a_lease_that_was_given_time(
-    follower: Follower, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_keep_alive_that_waited_for_a_quorum_renews_a_lease_that_was_given_time(follower, monkeypatch):
     """Renew a lease whose keep-alive came before its end and its quorum later: its owner was told that it is gone."""
     monkeypatch.setattr(lessor_module, "QUORUM_LATE_S", -1.0)
     node, lessor = follower.node, follower.lessor

@@ -36,9 +36,7 @@ def told(finding: Finding) -> tuple[str, list[int]]:
         ([answer(2, hash_=8), answer(3, hash_=9), answer(4), answer(5)], ("different", [2, 3])),
     ],
 )
-def test_at_start_a_member_that_differs_serves_only_if_most_agree_with_it(
-    answers: list[Answer], expected: tuple[str, list[int]]
-) -> None:
+def test_at_start_a_member_that_differs_serves_only_if_most_agree_with_it(answers, expected):
     """One member with a damaged disk kept every healthy one from starting, and had it throw its data away."""
     assert told(at_start(1, MINE, answers)) == expected
 

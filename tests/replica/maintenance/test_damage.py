@@ -125,9 +125,7 @@ def scrub(backend: LMDBBackend, directory: Path) -> None:
 
 @pytest.mark.parametrize("reader", [send, receive, defragment, scrub, save], ids=lambda reader: reader.__name__)
 @pytest.mark.parametrize("place", PLACES)
-def test_a_flipped_bit_goes_no_further(
-    made: bytes, tmp_path: Path, place: str, reader: Callable[[LMDBBackend, Path], None]
-) -> None:
+def test_a_flipped_bit_goes_no_further(made, tmp_path, place, reader):
     rng = random.Random(place)
     for number in range(3):
         directory = tmp_path / str(number)
@@ -160,9 +158,7 @@ def content(backend: LMDBBackend) -> list[list[tuple[bytes, bytes]]]:
 
 @pytest.mark.parametrize("flips", long_except((20, 500), (20,)))
 @pytest.mark.parametrize("reader", [send, scrub], ids=lambda reader: reader.__name__)
-def test_any_flipped_bit_of_the_file_is_refused_or_changes_nothing(
-    made: bytes, tmp_path: Path, reader: Callable[[LMDBBackend, Path], None], flips: int
-) -> None:
+def test_any_flipped_bit_of_the_file_is_refused_or_changes_nothing(made, tmp_path, reader, flips):
     """Half of them in the heads of pages, which LMDB follows."""
     rng = random.Random(flips)
     path, copy = tmp_path / "db", tmp_path / "copy"
@@ -349,7 +345,5 @@ def test_a_pass_rests_in_proportion_and_gives_way(monkeypatch: pytest.MonkeyPatc
         ({2, 3, 4, 5}, ConfState((1, 2, 3), voters_outgoing=(1, 4, 5)), True),
     ],
 )
-def test_both_majorities_are_needed_in_a_joint_configuration(
-    members: set[int], conf: ConfState, expected: bool
-) -> None:
+def test_both_majorities_are_needed_in_a_joint_configuration(members, conf, expected):
     assert is_quorum(members, conf) is expected

@@ -38,9 +38,7 @@ def _parts() -> tuple[Hashes, MaintenanceService]:
 
 
 @pytest.mark.parametrize("method", ["hash", "hash_kv"])
-async def test_clients_hash_one_at_a_time_and_members_wait_for_none_of_them(
-    method: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_clients_hash_one_at_a_time_and_members_wait_for_none_of_them(method, monkeypatch):
     # Sixteen at once took a turn of 60 ms, a put of 149 ms and all threads that the member has for what may block.
     hashes, service = _parts()
     go_on, running, most = asyncio.Event(), 0, 0
@@ -70,9 +68,7 @@ async def test_clients_hash_one_at_a_time_and_members_wait_for_none_of_them(
 
 
 @pytest.mark.parametrize("method", ["hash", "hash_kv"])
-async def test_a_client_that_leaves_has_its_hash_end_before_the_next_begins(
-    method: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_client_that_leaves_has_its_hash_end_before_the_next_begins(method, monkeypatch):
     """Calls with short deadlines had the database read as often at once as the member has threads for what may block:
     each scan went on without its client, and the next began.
     """

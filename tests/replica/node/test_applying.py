@@ -227,9 +227,7 @@ async def test_small_entries_are_applied_at_once(monkeypatch: pytest.MonkeyPatch
 
 @pytest.mark.interpreted
 @pytest.mark.parametrize("error", [None, errors.MapFullError("it grows without readers"), errors.SpaceError("no room")])
-async def test_entries_wait_for_a_database_that_is_far_behind(
-    error: errors.SpaceError | None, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_entries_wait_for_a_database_that_is_far_behind(error, monkeypatch):
     # Requests of 9 KB that keep 100 values of 1.4 MB were applied faster than the database took these: 12 took 2 GB.
     is_full = type(error) is errors.SpaceError
     world = await leader()

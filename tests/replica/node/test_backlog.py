@@ -91,9 +91,7 @@ async def test_uncommitted_entries_are_taken() -> None:
 
 
 @pytest.mark.parametrize(("count", "size_bytes", "limits"), [(40, 10, {"unapplied_max": 30}), (30, MIB, {})])
-async def test_a_client_hears_at_once_that_a_member_is_behind(
-    count: int, size_bytes: int, limits: dict[str, int]
-) -> None:
+async def test_a_client_hears_at_once_that_a_member_is_behind(count, size_bytes, limits):
     frozen = Frozen(unapplied_max_bytes=UNAPPLIED_MAX_BYTES, **limits)
     node = frozen.node
     admission = Admission(

@@ -181,9 +181,7 @@ async def test_a_large_batch_is_left_to_the_thread_and_written_in_frames(log: Fa
 
 
 @pytest.mark.interpreted
-async def test_a_slow_disk_is_left_to_the_thread_and_batches_share_a_sync(
-    log: FakeLog, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_slow_disk_is_left_to_the_thread_and_batches_share_a_sync(log, monkeypatch):
     monkeypatch.setattr(disk_module, "INLINE_SYNC_MAX_S", -1.0)
     disk = Disk(log, asyncio.get_running_loop(), lambda error: None, lambda seconds: None)
     done: list[int] = []
@@ -202,9 +200,7 @@ async def test_a_slow_disk_is_left_to_the_thread_and_batches_share_a_sync(
 
 
 @pytest.mark.interpreted
-async def test_after_a_slow_sync_the_next_are_left_to_the_thread_for_a_while(
-    log: FakeLog, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_after_a_slow_sync_the_next_are_left_to_the_thread_for_a_while(log, monkeypatch):
     monkeypatch.setattr(disk_module, "SLOW_SYNC_S", -1.0)
     disk = Disk(log, asyncio.get_running_loop(), lambda error: None, lambda seconds: None)
     done: list[int] = []
@@ -263,9 +259,7 @@ def test_the_loop_tries_again_later_and_later_while_syncs_stay_slow_now_and_then
 
 
 @pytest.mark.interpreted
-async def test_a_batch_behind_an_outstanding_one_never_overtakes_it(
-    log: FakeLog, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_batch_behind_an_outstanding_one_never_overtakes_it(log, monkeypatch):
     disk = Disk(log, asyncio.get_running_loop(), lambda error: None, lambda seconds: None)
     done: list[int] = []
     log.gate.clear()
@@ -281,9 +275,7 @@ async def test_a_batch_behind_an_outstanding_one_never_overtakes_it(
 
 
 @pytest.mark.interpreted
-async def test_a_failed_sync_is_reported_and_nothing_counts_as_durable(
-    log: FakeLog, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_failed_sync_is_reported_and_nothing_counts_as_durable(log, monkeypatch):
     monkeypatch.setattr(disk_module, "INLINE_SYNC_MAX_S", -1.0)
     failed: asyncio.Future[BaseException] = asyncio.get_running_loop().create_future()
     disk = Disk(log, asyncio.get_running_loop(), failed.set_result, lambda seconds: None)
@@ -371,9 +363,7 @@ async def test_slow_sync_leaves_loop_and_batches_share_next_sync(log: FakeLog) -
 
 
 @pytest.mark.parametrize("more_bytes", [0, 1])
-async def test_a_batch_of_some_size_is_not_synced_inline_however_fast_the_disk_is(
-    log: FakeLog, more_bytes: int
-) -> None:
+async def test_a_batch_of_some_size_is_not_synced_inline_however_fast_the_disk_is(log, more_bytes):
     """Its sync may take a disk a hundred times as long as the last small one."""
     beside = FakeBeside()
     disk = Disk(log, asyncio.get_running_loop(), lambda error: None, lambda seconds: None, beside)
@@ -540,9 +530,7 @@ class Submitter:
 
 @pytest.mark.interpreted
 @pytest.mark.parametrize("seed", long_except(range(30), range(8)))
-async def test_batches_of_all_kinds_are_written_and_reported_in_their_order(
-    monkeypatch: pytest.MonkeyPatch, seed: int
-) -> None:
+async def test_batches_of_all_kinds_are_written_and_reported_in_their_order(monkeypatch, seed):
     rng = Random(seed)
     log = CheckedLog()
     beside = FakeBeside()

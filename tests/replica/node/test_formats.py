@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
@@ -71,9 +70,7 @@ def _contents(data: Path) -> dict[str, bytes]:
     ],
 )
 @pytest.mark.interpreted
-def test_a_later_format_is_refused_and_nothing_is_changed(
-    tmp_path: Path, write: Callable[[Path, int], None], stated: int, named: str
-) -> None:
+def test_a_later_format_is_refused_and_nothing_is_changed(tmp_path, write, stated, named):
     config = ServerConfig(data_dir=str(tmp_path / "data"))
     _open_and_close(config)
     write(tmp_path / "data", stated)
@@ -151,9 +148,7 @@ def test_another_thing_in_the_place_of_a_file_is_refused_with_a_remedy(tmp_path:
 
 
 @pytest.mark.parametrize("name", ["applied", "db-lock"])
-def test_a_mapped_file_that_was_cut_short_is_told_at_the_next_start(
-    tmp_path: Path, name: str, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_mapped_file_that_was_cut_short_is_told_at_the_next_start(tmp_path, name, caplog):
     config = ServerConfig(data_dir=str(tmp_path / "data"))
     _open_and_close(config)
     _open_and_close(config)

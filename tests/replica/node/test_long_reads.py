@@ -207,9 +207,7 @@ async def test_an_answer_that_would_not_be_taken_is_given_up_while_it_is_made() 
 
 @pytest.mark.interpreted
 @pytest.mark.parametrize("is_cancelled", [False, True])
-async def test_an_answer_that_is_given_up_is_freed_little_by_little(
-    is_cancelled: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_an_answer_that_is_given_up_is_freed_little_by_little(is_cancelled, monkeypatch):
     # 512 MiB at once took a turn of 116 to 231 ms.
     monkeypatch.setattr(wire, "DROPPED_BYTES", 100_000)
     bodies: list[list[bytes]] = []
@@ -248,9 +246,7 @@ async def proposed(node: ManualNode) -> None:
 
 
 @pytest.mark.parametrize("is_deletion", [False, True])
-async def test_an_entry_whose_answer_would_not_be_taken_is_applied_without_it(
-    is_deletion: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_an_entry_whose_answer_would_not_be_taken_is_applied_without_it(is_deletion, monkeypatch):
     monkeypatch.setattr(slices_module, "TURN_S", 0.002)  # long jobs come after short ones
 
     # A txn of a put and 127 ranges of 28 MB, 5 KB in all, took 10 GB and held the loop for 40 s.
@@ -407,9 +403,7 @@ async def test_a_write_states_the_work_of_the_values_that_it_reads(method: str, 
 
 @pytest.mark.interpreted
 @pytest.mark.parametrize("is_plain", [True, False])
-async def test_few_large_values_are_looked_at_before_a_txn_is_proposed(
-    is_plain: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_few_large_values_are_looked_at_before_a_txn_is_proposed(is_plain, monkeypatch):
     """Finding the sizes of 127 values of 1 MB took 30 ms of one turn of the loop: LMDB copies a value that it finds."""
     world, call = World(), Call()
     for number in range(60):
@@ -451,9 +445,7 @@ async def test_a_txn_keeps_no_more_than_it_may(is_nested: bool) -> None:
 
 
 @pytest.mark.parametrize(("lists", "is_taken"), [(5, True), (6, False)])
-async def test_compares_that_would_keep_all_members_busy_are_refused(
-    lists: int, is_taken: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_compares_that_would_keep_all_members_busy_are_refused(lists, is_taken, monkeypatch):
     monkeypatch.setattr(slices_module, "TURN_S", 0.002)  # long jobs come after short ones
     # A key takes 0.3 us: 3,500 compares over 200,000 keys are 210 s of every member's applying.
     assert 5 * 64 * KEYS < compares.WORK_MAX < 6 * 64 * KEYS

@@ -63,9 +63,7 @@ def committed(world: World, messages: list[Message]) -> Message:
 
 @pytest.mark.long
 @pytest.mark.parametrize(("count", "size_bytes"), [(100, MIB), (3, 40 * MIB), (5000, 10_000), (20, 100)])
-async def test_requests_that_waited_for_a_leader_leave_in_readable_messages(
-    world: World, count: int, size_bytes: int
-) -> None:
+async def test_requests_that_waited_for_a_leader_leave_in_readable_messages(world, count, size_bytes):
     for _ in range(count):
         world.node.submit(Kind.PUT, *put(size_bytes), None)
     await world.turns()
@@ -290,9 +288,7 @@ async def test_answered_caller_is_expected_to_ask_again() -> None:
     assert not world.failures
 
 
-async def test_an_idle_time_is_not_taken_for_the_time_until_an_entry_is_applied(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_an_idle_time_is_not_taken_for_the_time_until_an_entry_is_applied(monkeypatch):
     """A proposal with a deadline was refused as too late by the time that had passed without any."""
     now = 0.0
     monkeypatch.setattr(asyncio.get_running_loop(), "time", lambda: now)

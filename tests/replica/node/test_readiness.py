@@ -16,9 +16,7 @@ from raftkv.replica.membership.presence import Readiness
 @pytest.mark.parametrize(
     ("is_leaderless", "why"), [(True, "no quorum"), (False, "not caught up with the leader")], ids=["alone", "behind"]
 )
-async def test_a_member_that_waited_says_for_what(
-    is_leaderless: bool, why: str, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_a_member_that_waited_says_for_what(is_leaderless, why, caplog):
     async def at_once(_: object) -> None:
         """Have everything applied that was known at the start."""
 

@@ -79,9 +79,7 @@ class Room:
         (DISK_RESERVE_BYTES // 2 - 1, 1, False),
     ],
 )
-def test_copy_is_dropped_before_alarm_is_raised(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, free_bytes: int, copies: int, taken: bool
-) -> None:
+def test_copy_is_dropped_before_alarm_is_raised(monkeypatch, tmp_path, free_bytes, copies, taken):
     room = Room(monkeypatch, tmp_path, free_bytes, copies)
     assert room.put() == taken
     assert room.alarms == (not taken)
@@ -148,9 +146,7 @@ class Cut:
 
 
 @pytest.mark.parametrize(("entries_max", "bytes_max"), [(100, 1 << 40), (1 << 40, 100_000)])
-def test_the_log_is_held_for_a_lagging_member_up_to_a_limit(
-    monkeypatch: pytest.MonkeyPatch, entries_max: int, bytes_max: int
-) -> None:
+def test_the_log_is_held_for_a_lagging_member_up_to_a_limit(monkeypatch, entries_max, bytes_max):
     monkeypatch.setattr(housekeeping, "LOG_HELD_ENTRIES_MAX", entries_max)
     monkeypatch.setattr(housekeeping, "LOG_HELD_BYTES_MAX", bytes_max)
     snapshots = Snapshots()

@@ -119,9 +119,7 @@ def test_events_are_charged_to_the_identity_that_watches() -> None:
 
 
 @given(st.integers(1, 50), st.integers(1, 20), st.lists(st.tuples(st.floats(0, 2), st.integers(1, 10)), max_size=30))
-def test_no_window_has_more_than_the_burst_and_the_rate(
-    rate: int, burst: int, arrivals: list[tuple[float, int]]
-) -> None:
+def test_no_window_has_more_than_the_burst_and_the_rate(rate, burst, arrivals):
     world = World(limit("user", b"a", requests_per_s=rate, requests_burst=burst))
     taken: list[float] = []
     for pause_s, count in arrivals:

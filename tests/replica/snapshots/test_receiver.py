@@ -174,18 +174,14 @@ def nothing(chunks: Chunks) -> Chunks:
     return []
 
 
-def test_a_database_in_the_name_of_another_member_is_refused_unread(
-    tmp_path: Path, sent: tuple[Path, SnapshotInfo]
-) -> None:
+def test_a_database_in_the_name_of_another_member_is_refused_unread(tmp_path, sent):
     (error,) = receive(tmp_path, Call(chunks_of(sent)), sender=3)
     assert str(error) == "member 3 sent a snapshot in the name of 1"
     assert list(tmp_path.glob("*.tmp")) == []
 
 
 @pytest.mark.parametrize("damage", [cut_off, shorter, longer, with_nothing, flipped, headless, nothing])
-def test_incomplete_database_is_refused_and_removed(
-    tmp_path: Path, sent: tuple[Path, SnapshotInfo], damage: Callable[[Chunks], Chunks]
-) -> None:
+def test_incomplete_database_is_refused_and_removed(tmp_path, sent, damage):
     (error,) = receive(tmp_path, Call(damage(chunks_of(sent))))
     assert isinstance(error, StorageError)
     assert "\n" not in str(error)
@@ -193,18 +189,14 @@ def test_incomplete_database_is_refused_and_removed(
 
 
 @pytest.mark.parametrize("claims", [{"index": 31}, {"term": 4}, {"conf_state": ConfState(voters=(9,))}])
-def test_a_database_of_another_entry_is_refused(
-    tmp_path: Path, sent: tuple[Path, SnapshotInfo], claims: dict[str, Any]
-) -> None:
+def test_a_database_of_another_entry_is_refused(tmp_path, sent, claims):
     (error,) = receive(tmp_path, Call(chunks_of(sent, **claims)))
     assert isinstance(error, StorageError)
     assert "damaged" in str(error)
     assert names(tmp_path) == []
 
 
-def test_a_database_damaged_at_its_sender_is_refused_and_names_the_sender(
-    tmp_path: Path, sent: tuple[Path, SnapshotInfo]
-) -> None:
+def test_a_database_damaged_at_its_sender_is_refused_and_names_the_sender(tmp_path, sent):
     """All bytes arrived as they were sent: only their content tells."""
     data = bytearray(sent[0].read_bytes())
     data[data.index(b"k17")] ^= 1
@@ -220,9 +212,7 @@ def test_a_database_damaged_at_its_sender_is_refused_and_names_the_sender(
     assert names(tmp_path) == []
 
 
-def test_checksum_is_verified_on_the_written_file(
-    tmp_path: Path, sent: tuple[Path, SnapshotInfo], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_checksum_is_verified_on_the_written_file(tmp_path, sent, monkeypatch):
     """What came over the wire was right; what the disk gives back is not."""
 
     def rot(path: Path, info: SnapshotInfo, rest: Callable[[float], None]) -> None:
@@ -244,9 +234,7 @@ def test_two_senders_do_not_write_one_file(tmp_path: Path, sent: tuple[Path, Sna
     assert (tmp_path / PLACED).read_bytes() == sent[0].read_bytes()
 
 
-def test_ignored_database_is_removed_and_an_awaited_one_is_kept(
-    tmp_path: Path, sent: tuple[Path, SnapshotInfo]
-) -> None:
+def test_ignored_database_is_removed_and_an_awaited_one_is_kept(tmp_path, sent):
     (message,) = receive(tmp_path, Call(chunks_of(sent)))
     awaited: list[int] = [30]
     taker = SnapshotReceiver(tmp_path, awaited.__contains__)
@@ -259,9 +247,7 @@ def test_ignored_database_is_removed_and_an_awaited_one_is_kept(
     assert names(tmp_path) == []
 
 
-async def test_awaited_database_survives_another_of_the_same_entry(
-    tmp_path: Path, sent: tuple[Path, SnapshotInfo]
-) -> None:
+async def test_awaited_database_survives_another_of_the_same_entry(tmp_path, sent):
     """Two leaders, one after the other, sent one each: the core ignores the first message and takes the second."""
     awaited: list[int] = []
     taker = SnapshotReceiver(tmp_path, awaited.__contains__)
@@ -276,18 +262,14 @@ async def test_awaited_database_survives_another_of_the_same_entry(
     await until(lambda: names(tmp_path) == [])  # a thread deletes it
 
 
-def test_a_sender_that_stops_sending_is_not_waited_for(
-    tmp_path: Path, sent: tuple[Path, SnapshotInfo], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_sender_that_stops_sending_is_not_waited_for(tmp_path, sent, monkeypatch):
     monkeypatch.setattr(receiver, "IDLE_TIMEOUT_S", 0.05)
     (error,) = receive(tmp_path, Call(chunks_of(sent)[:3], hangs=True))
     assert str(error) == "a snapshot stopped coming for 0.05 s"
     assert names(tmp_path) == []
 
 
-def test_without_room_nothing_is_received(
-    tmp_path: Path, sent: tuple[Path, SnapshotInfo], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_room_nothing_is_received(tmp_path, sent, monkeypatch):
     free_bytes = shutil.disk_usage(tmp_path).free
     monkeypatch.setattr(files, "DISK_RESERVE_BYTES", free_bytes + (1 << 30))
     (error,) = receive(tmp_path, Call(chunks_of(sent)))
@@ -356,9 +338,7 @@ async def _take(taker: SnapshotReceiver, chunks: Chunks) -> object:
 
 
 @pytest.mark.parametrize("restarted", [False, True])
-async def test_a_broken_stream_is_gone_on_with_where_it_stopped(
-    tmp_path: Path, sent: tuple[Path, SnapshotInfo], monkeypatch: pytest.MonkeyPatch, restarted: bool
-) -> None:
+async def test_a_broken_stream_is_gone_on_with_where_it_stopped(tmp_path, sent, monkeypatch, restarted):
     monkeypatch.setattr(receiver, "WRITE_BYTES", 1)
     taker = SnapshotReceiver(tmp_path, lambda index: False)
     assert await _offset(taker, sent[1]) == 0
@@ -385,9 +365,7 @@ def test_stream_resuming_past_received_bytes_is_refused(tmp_path: Path, sent: tu
     assert names(tmp_path) == []
 
 
-async def test_bytes_that_a_power_cut_lost_are_found_missing(
-    tmp_path: Path, sent: tuple[Path, SnapshotInfo], monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_bytes_that_a_power_cut_lost_are_found_missing(tmp_path, sent, monkeypatch):
     """The file says that it has them: what it has is compared with the digest all the same, and all comes again."""
     monkeypatch.setattr(receiver, "WRITE_BYTES", 1)
     taker = SnapshotReceiver(tmp_path, lambda index: False)
@@ -403,9 +381,7 @@ async def test_bytes_that_a_power_cut_lost_are_found_missing(
     assert names(tmp_path) == [PLACED]
 
 
-async def test_the_next_stream_ends_one_that_is_not_known_to_be_dead(
-    tmp_path: Path, sent: tuple[Path, SnapshotInfo], monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_the_next_stream_ends_one_that_is_not_known_to_be_dead(tmp_path, sent, monkeypatch):
     monkeypatch.setattr(receiver, "WRITE_BYTES", 1)
     taker = SnapshotReceiver(tmp_path, lambda index: False)
     dead: Any = Call(resumable(sent, 0, 20_000), hangs=True)
@@ -423,9 +399,7 @@ async def test_the_next_stream_ends_one_that_is_not_known_to_be_dead(
     assert names(tmp_path) == [PLACED]
 
 
-async def test_remains_of_a_database_are_removed(
-    tmp_path: Path, sent: tuple[Path, SnapshotInfo], monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_remains_of_a_database_are_removed(tmp_path, sent, monkeypatch):
     other = replace(sent[1], sha256=bytes(32))
     taker = SnapshotReceiver(tmp_path, lambda index: False)
     await _take(taker, resumable((sent[0], other), 0, 20_000))
@@ -454,9 +428,7 @@ class Check:
         assert self.may_end.wait(60)
 
 
-async def test_database_being_checked_is_not_taken_for_an_abandoned_one(
-    tmp_path: Path, sent: tuple[Path, SnapshotInfo], monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_database_being_checked_is_not_taken_for_an_abandoned_one(tmp_path, sent, monkeypatch):
     """The time of a broken stream's rest ended while all of it had come by the next: it was removed."""
 
     monkeypatch.setattr(receiver, "WRITE_BYTES", 1)
@@ -488,9 +460,7 @@ class Second(Call):
         return await super().receive()
 
 
-async def test_a_stream_does_not_write_to_a_file_that_is_being_checked(
-    tmp_path: Path, sent: tuple[Path, SnapshotInfo], monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_stream_does_not_write_to_a_file_that_is_being_checked(tmp_path, sent, monkeypatch):
     """A sender whose connection broke silently comes again: it wrote on into what was by then the database in use."""
     looked: list[bytes] = []
     check = Check(monkeypatch)
@@ -510,9 +480,7 @@ async def test_a_stream_does_not_write_to_a_file_that_is_being_checked(
     assert names(tmp_path) == [PLACED]
 
 
-async def test_receive_cancelled_during_allocation_frees_the_room(
-    tmp_path: Path, sent: tuple[Path, SnapshotInfo], monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_receive_cancelled_during_allocation_frees_the_room(tmp_path, sent, monkeypatch):
     """Without its name, but open, the file took the room of a whole database until the member was started anew."""
     begun, may_end = threading.Event(), threading.Event()
     allocate = os.posix_fallocate
@@ -541,9 +509,7 @@ async def test_receive_cancelled_during_allocation_frees_the_room(
 
 
 @pytest.mark.parametrize("step", ["posix_fallocate", "pwrite", "fdatasync", "ftruncate", "fsync"])
-async def test_a_disk_that_fills_up_leaves_nothing_behind(
-    tmp_path: Path, sent: tuple[Path, SnapshotInfo], monkeypatch: pytest.MonkeyPatch, step: str
-) -> None:
+async def test_a_disk_that_fills_up_leaves_nothing_behind(tmp_path, sent, monkeypatch, step):
     monkeypatch.setattr(receiver, "WRITE_BYTES", 1)
     monkeypatch.setattr(copying, "SYNC_BYTES", 15_000)
 

@@ -156,9 +156,7 @@ ACTIONS = st.lists(
 
 @settings(max_examples=60, deadline=None)
 @given(actions=ACTIONS)
-def test_every_send_ends_in_one_report_unless_another_follows(
-    tmp_path_factory: pytest.TempPathFactory, actions: list[tuple[str, int, str]]
-) -> None:
+def test_every_send_ends_in_one_report_unless_another_follows(tmp_path_factory, actions):
     async def scenario(world: World) -> None:
         events: list[tuple[int, str]] = []
         world.sender._report = lambda to, ok: events.append((to, "report"))
@@ -222,9 +220,7 @@ async def test_leadership_loss_during_pause_is_not_a_failure(world: World, monke
     assert world.reports == [(2, False), (2, True)]
 
 
-async def test_a_member_rests_after_its_failure_not_after_the_next_question(
-    world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_member_rests_after_its_failure_not_after_the_next_question(world, monkeypatch):
     """Each leader's term may be shorter than the rest."""
     monkeypatch.setattr(sender, "RETRY_MIN_S", 3600.0)
     monkeypatch.setattr(sender, "RETRY_MAX_S", 3600.0)
@@ -267,9 +263,7 @@ def test_two_sends_to_one_member_do_not_share_a_file(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("size_mib", "needed_mib"), [(0, 80), (50, 180), (1_000, 1_256)])
-def test_a_copy_needs_room_for_itself_and_for_the_writes_meanwhile(
-    tmp_path: Path, size_mib: int, needed_mib: int
-) -> None:
+def test_a_copy_needs_room_for_itself_and_for_the_writes_meanwhile(tmp_path, size_mib, needed_mib):
     """Where a disk is small, a follower with a small database can still catch up as long as writes are accepted."""
     needed_bytes = needed_mib << 20
     files.check_room(tmp_path, size_mib << 20, free_disk_bytes=lambda _: needed_bytes)
@@ -438,9 +432,7 @@ async def test_kept_copy_is_dropped_when_member_has_caught_up(world: World) -> N
 
 
 @pytest.mark.parametrize("way", ["catches up", "is sent another", "takes too long", "log grows too long"])
-async def test_the_log_is_held_until_the_member_has_caught_up(
-    world: World, monkeypatch: pytest.MonkeyPatch, way: str
-) -> None:
+async def test_the_log_is_held_until_the_member_has_caught_up(world, monkeypatch, way):
     """Were it cut while the database is installed, the member would need the next one, and so on under many writes."""
     monkeypatch.setattr(sender, "CATCH_UP_S", 0.0 if way == "takes too long" else 60.0)
     world.channels[2] = Channel("takes")
@@ -463,9 +455,7 @@ async def test_the_log_is_held_until_the_member_has_caught_up(
 
 
 @pytest.mark.parametrize("step", ["pwrite", "fdatasync"])
-async def test_a_disk_that_fills_up_under_a_copy_ends_it(
-    world: World, monkeypatch: pytest.MonkeyPatch, step: str
-) -> None:
+async def test_a_disk_that_fills_up_under_a_copy_ends_it(world, monkeypatch, step):
     def full(*_: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 

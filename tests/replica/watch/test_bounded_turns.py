@@ -66,9 +66,7 @@ def _events(call: FakeCall) -> list[list[rpc_pb2.WatchResponse]]:
 
 @pytest.mark.interpreted
 @pytest.mark.parametrize("prev_kv", [False, True])
-def test_a_large_value_that_very_many_watch_is_encoded_once_and_delivered_in_steps(
-    world: World, monkeypatch: pytest.MonkeyPatch, prev_kv: bool
-) -> None:
+def test_a_large_value_that_very_many_watch_is_encoded_once_and_delivered_in_steps(world, monkeypatch, prev_kv):
     world.put(b"k", b"a" * 100_000)
     streams = [world.stream() for _ in range(300)]
     calls = [call for _, call in streams]
@@ -111,9 +109,7 @@ def _world_of_many(world: World) -> list[tuple[WatchStream, FakeCall]]:
     return streams
 
 
-def test_a_revision_of_very_many_changes_is_matched_and_sent_in_steps(
-    world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_revision_of_very_many_changes_is_matched_and_sent_in_steps(world, monkeypatch):
     streams = _world_of_many(world)
     encoded = Encoded(monkeypatch)
     _delete_all(world)
@@ -173,9 +169,7 @@ def test_history_that_a_compaction_overtakes_is_read_again_or_ends_the_watch(wor
     assert len(events) == MANY + 1
 
 
-def test_views_beyond_what_a_piece_may_hold_get_a_piece_of_their_own(
-    world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_views_beyond_what_a_piece_may_hold_get_a_piece_of_their_own(world, monkeypatch):
     monkeypatch.setattr(piece_module, "REFERENCES_MAX", MANY)
     streams = [world.stream() for _ in range(7)]
     txn = world.store.begin()
@@ -232,9 +226,7 @@ def test_a_replaced_store_looks_at_no_single_watcher(world: World, monkeypatch: 
 
 
 @pytest.mark.interpreted
-def test_how_far_watchers_are_behind_is_asked_of_some_of_very_many(
-    world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_how_far_watchers_are_behind_is_asked_of_some_of_very_many(world, monkeypatch):
     """A scrape asks for it, and clients that do not read may have 60,000 streams and a million watchers."""
     monkeypatch.setattr(hub_module, "BEHIND_MAX", 30)
     world.put(b"k")
@@ -284,9 +276,7 @@ def test_a_change_that_very_many_intervals_contain_is_matched_with_some(world: W
 
 @pytest.mark.interpreted
 @pytest.mark.parametrize("puts", [1, 50])
-def test_a_txn_that_very_many_intervals_contain_is_served_in_steps(
-    world: World, monkeypatch: pytest.MonkeyPatch, puts: int
-) -> None:
+def test_a_txn_that_very_many_intervals_contain_is_served_in_steps(world, monkeypatch, puts):
     """Watchers of 240,000 intervals were found one by one for each put of a txn."""
     monkeypatch.setattr(hub_module, "DELIVERIES_PER_TURN", 200)
     monkeypatch.setattr(hub_module, "MATCHES_PER_TURN", 100)

@@ -83,9 +83,7 @@ def world() -> Iterator[World]:
 
 
 @pytest.mark.interpreted
-def test_a_failed_delivery_ends_every_stream_so_that_nothing_is_missed_unknowingly(
-    world: World, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_failed_delivery_ends_every_stream_so_that_nothing_is_missed_unknowingly(world, monkeypatch, caplog):
     for _ in range(2):
         world.watch(world.stream()[0], key=b"k")
 
@@ -136,9 +134,7 @@ def test_progress_is_told_when_it_is_first_due_and_left_out_where_an_event_was_s
 
 
 @pytest.mark.interpreted
-def test_damage_found_while_delivering_is_told_and_ends_the_streams(
-    world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_damage_found_while_delivering_is_told_and_ends_the_streams(world, monkeypatch):
     found: list[CorruptionError] = []
     world.hub.on_damage = found.append
     world.watch(world.stream()[0], key=b"k", prev_kv=True)
@@ -176,9 +172,7 @@ def test_recipes_are_called_when_a_snapshot_replaced_the_state(world: World) -> 
     assert calls == ["k"]
 
 
-def test_a_watcher_behind_at_its_start_revision_gets_nothing_earlier(
-    world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_watcher_behind_at_its_start_revision_gets_nothing_earlier(world, monkeypatch):
     monkeypatch.setattr(hub_module, "BYTES_PER_TURN", -1)
     stream, call = world.stream()
     world.watch(stream, key=b"k", start_revision=world.store.revision + 2)
@@ -193,9 +187,7 @@ def test_a_watcher_behind_at_its_start_revision_gets_nothing_earlier(
 
 
 @pytest.mark.interpreted
-def test_a_burst_too_large_for_one_write_is_served_watcher_by_watcher(
-    world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_burst_too_large_for_one_write_is_served_watcher_by_watcher(world, monkeypatch):
     monkeypatch.setattr(stream_module, "BURST_MAX_BYTES", 2_000)
     monkeypatch.setattr(stream_module, "QUEUED_MAX_BYTES", 1_500)
     stream, call = world.stream()
@@ -219,9 +211,7 @@ def test_a_burst_too_large_for_one_write_is_served_watcher_by_watcher(
         pytest.param("crowded", True, False, id="the whole member is short of memory"),
     ],
 )
-def test_a_full_connection_holds_back_its_streams_and_no_others(
-    world: World, attribute: str, full: int, free_again: int
-) -> None:
+def test_a_full_connection_holds_back_its_streams_and_no_others(world, attribute, full, free_again):
     (crowded, crowded_call), (free, free_call) = world.stream(), world.stream()
     world.watch(crowded, key=b"k")
     world.watch(free, key=b"k")
@@ -467,9 +457,7 @@ class Admitted:
 
 
 @pytest.mark.parametrize(("key_bytes", "few"), [(0, REQUESTS_PER_PASS), (10 * BYTES_AS_A_REQUEST, 19)])
-async def test_a_pass_of_the_loop_takes_few_requests_of_all_streams_together(
-    world: World, key_bytes: int, few: int
-) -> None:
+async def test_a_pass_of_the_loop_takes_few_requests_of_all_streams_together(world, key_bytes, few):
     """A request counts by its bytes too: ten megabytes are no more to be parsed in one pass."""
     guard, admission = cast(LeaderGuard, Guard()), cast(Admission, Admitted())
     service = WatchService(world.hub, admission, guard, fragment_bytes=1000, progress_interval_s=0)
@@ -560,9 +548,7 @@ def test_a_special_watcher_is_in_no_group_but_its_own() -> None:
 
 
 @pytest.mark.parametrize("reason", ["", "etcdserver: permission denied"])
-def test_fragments_leave_only_if_the_right_is_still_there(
-    world: World, monkeypatch: pytest.MonkeyPatch, reason: str
-) -> None:
+def test_fragments_leave_only_if_the_right_is_still_there(world, monkeypatch, reason):
     """They are put together in steps, and rights may change between two of them."""
     monkeypatch.setattr(catch_up_module, "BYTES_PER_STEP", 1)
     txn = world.store.begin()

@@ -15,7 +15,6 @@ from raftkv.rpc.protocol import _passed_bytes
 from tests.rpc import raw
 from tests.rpc import services as s
 from tests.rpc.clock import Clock, on_clock
-from tests.rpc.conftest import Certificates
 from tests.rpc.loop import until
 
 LIMITS = ServerLimits()
@@ -191,9 +190,7 @@ async def test_an_unread_last_answer_is_cut_too(clock: Clock) -> None:
 
 
 @on_clock
-async def test_the_end_of_an_answer_over_tls_may_take_seconds_to_leave(
-    clock: Clock, certificates: Certificates
-) -> None:
+async def test_the_end_of_an_answer_over_tls_may_take_seconds_to_leave(clock, certificates):
     async with s.echo_server(LIMITS, handler, certificates.server_context()) as echo:
         host, _, port = echo.target.rpartition(":")
         small = socket.socket()

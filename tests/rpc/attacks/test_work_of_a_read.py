@@ -1,4 +1,4 @@
-"""Very much that one read, or one moment, makes due: requests completed by their last octets, calls that end together."""
+"""Very much that one read makes due: requests completed by their last octets, calls that end together."""
 
 from __future__ import annotations
 
@@ -98,9 +98,7 @@ async def connect(port: int, certificates: Certificates | None) -> raw.RawClient
 
 
 @pytest.mark.parametrize("is_secure", [False, True], ids=["plain", "tls"])
-async def test_a_turn_does_a_few_of_the_requests_that_one_read_completes(
-    is_secure: bool, certificates: Certificates
-) -> None:
+async def test_a_turn_does_a_few_of_the_requests_that_one_read_completes(is_secure, certificates):
     turns = Turns()
     worker = Worker(turns)
     context = certificates.server_context() if is_secure else None

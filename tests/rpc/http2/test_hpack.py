@@ -207,9 +207,7 @@ _C6 = (
         (_C6, _RESPONSES, (222, 222, 215), 256),
     ],
 )
-def test_examples_of_the_standard(
-    blocks: tuple[str, ...], messages: tuple[Headers, ...], sizes: tuple[int, ...], capacity_bytes: int
-) -> None:
+def test_examples_of_the_standard(blocks, messages, sizes, capacity_bytes):
     """Appendix C.3 to C.6: messages of one connection, without and with Huffman code."""
     decoder = _decoder()
     decoder.decode(number(capacity_bytes, 0x1F, 0x20))

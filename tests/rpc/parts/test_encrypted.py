@@ -36,9 +36,7 @@ async def connected(certificates: Certificates) -> AsyncIterator[tuple[s.EchoSer
         yield echo, _tls_of(echo)
 
 
-async def test_a_read_full_of_what_is_no_data_ends_the_connection(
-    certificates: Certificates, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_read_full_of_what_is_no_data_ends_the_connection(certificates, monkeypatch):
     """Act as a flood of changes of keys: thousands in one read, each some microseconds of OpenSSL's."""
     async with connected(certificates) as (echo, tls):
         monkeypatch.setattr(tls, "_deliver", lambda: READ_MAX_BYTES // 8 - 1)
@@ -49,9 +47,7 @@ async def test_a_read_full_of_what_is_no_data_ends_the_connection(
         await until(lambda: not echo.server.connections)
 
 
-async def test_answers_of_tls_itself_do_not_pile_up(
-    certificates: Certificates, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_answers_of_tls_itself_do_not_pile_up(certificates, monkeypatch):
     async with connected(certificates) as (_, tls):
         monkeypatch.setattr(tls, "get_write_buffer_size", lambda: 1)
         for _ in range(ANSWERS_MAX_BYTES // 1000):
@@ -154,9 +150,7 @@ async def test_bytes_before_a_broken_record_are_delivered(certificates: Certific
 
 
 @pytest.mark.interpreted
-async def test_a_broken_tls_connection_that_is_not_read_is_cut(
-    certificates: Certificates, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_broken_tls_connection_that_is_not_read_is_cut(certificates, monkeypatch):
     """A connection that is closing waits for what it has to send; of a broken one nothing watched that it leaves."""
     async with connected(certificates) as (echo, tls):
         monkeypatch.setattr(tls._below, "get_write_buffer_size", lambda: 1)

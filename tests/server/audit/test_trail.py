@@ -144,9 +144,7 @@ def test_a_lack_of_memory_loses_no_line(monkeypatch: pytest.MonkeyPatch, place: 
     assert (trail.written, trail.waiting_bytes) == (3, 0)
 
 
-def test_a_record_that_makes_no_line_does_not_end_the_others(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_record_that_makes_no_line_does_not_end_the_others(monkeypatch, caplog):
     line: Callable[[Record, str], bytes] = trail_module.line
 
     def broken(one: Record, member: str) -> bytes:

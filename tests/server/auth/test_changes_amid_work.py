@@ -244,9 +244,7 @@ async def test_a_watch_ends_with_the_right_however_many_long_reads_wait(world: W
 
 
 @pytest.mark.parametrize("fragment", [False, True])
-async def test_no_event_comes_behind_the_right_however_many_watch(
-    monkeypatch: pytest.MonkeyPatch, fragment: bool
-) -> None:
+async def test_no_event_comes_behind_the_right_however_many_watch(monkeypatch, fragment):
     """A look at many watchers takes several slices: with 100,000 they were told of secrets for a second."""
     monkeypatch.setattr(scheduler, "SLICE_S", 0.0)
     world = world_of_alice()

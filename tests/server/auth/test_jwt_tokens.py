@@ -124,9 +124,7 @@ def test_a_member_without_the_private_key_verifies_and_does_not_sign(tmp_path: P
         {"revision": 7, "exp": 1_900_000_000},
     ],
 )
-def test_claims_that_are_missing_or_nonsense_make_no_token(
-    tmp_path: Path, secret: JWTTokens, claims: dict[str, Any]
-) -> None:
+def test_claims_that_are_missing_or_nonsense_make_no_token(tmp_path, secret, claims):
     assert secret.find(signed(tmp_path, **claims)) is None
 
 
@@ -171,9 +169,7 @@ def test_verified_tokens_are_remembered_up_to_a_number(secret: JWTTokens, monkey
     assert len(secret._verified) == 5
 
 
-def test_refused_token_is_refused_again_without_a_signature_check(
-    tmp_path: Path, secret: JWTTokens, clock: Clock, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_refused_token_is_refused_again_without_a_signature_check(tmp_path, secret, clock, monkeypatch):
     """Look once: that takes up to a millisecond of the loop, and one stream asks for each of its watches."""
     looks: list[bytes] = []
     decode = jwt.decode

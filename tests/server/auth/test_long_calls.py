@@ -154,9 +154,7 @@ AT_ALL_CALLS = ((_revoke_role, SIMPLE), (_expire, SIGNED), (_enable, NONE))
         for method in LASTING
     ],
 )
-async def test_a_call_that_lasts_ends_with_what_let_it_in(
-    tmp_path: Path, clock: list[float], method: str, act: Any, shown: str, ends: tuple[int, str] | None
-) -> None:
+async def test_a_call_that_lasts_ends_with_what_let_it_in(tmp_path, clock, method, act, shown, ends):
     alice = Alice(act, shown, tmp_path, clock, "" if method in REQUESTS else "root")
     _hold(alice.world, method)
     service, _, name = method.partition("/")
@@ -189,9 +187,7 @@ def _hold(world: World, method: str) -> None:
 
 @pytest.mark.parametrize("method", [WATCH, KEEP_ALIVE])
 @pytest.mark.parametrize(("act", "shown", "ends"), CASES)
-async def test_a_stream_of_requests_is_served_by_what_its_client_has_now(
-    tmp_path: Path, clock: list[float], method: str, act: Any, shown: str, ends: tuple[int, str] | None
-) -> None:
+async def test_a_stream_of_requests_is_served_by_what_its_client_has_now(tmp_path, clock, method, act, shown, ends):
     """A watch ends, or a keep-alive is refused; a signed token of before a change of users may ask for nothing new."""
     alice = Alice(act, shown, tmp_path, clock)
     alice.world.put(b"a1", lease=200)

@@ -397,9 +397,7 @@ async def test_token_end_is_handled_in_slices(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("by_another", [False, True], ids=["of raftkv", "of etcd"])
-async def test_signed_token_of_users_that_are_not_here_waits_for_them(
-    tmp_path: Path, by_another: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_signed_token_of_users_that_are_not_here_waits_for_them(tmp_path, by_another, monkeypatch):
     """Refuse it after the restore of an older backup, which has no password to compare with: it was valid there."""
     world = await with_passwords(**signing(tmp_path, "5m"))
     add = rpc_pb2.AuthRoleAddRequest

@@ -122,9 +122,7 @@ async def test_a_client_that_leaves_before_it_asks_leaves_nothing() -> None:
         "metadata",
     ],
 )
-async def test_the_token_of_a_handshake_is_that_of_the_call(
-    fields: tuple[tuple[str, str], ...], token: bytes | None, protocol: str | None
-) -> None:
+async def test_the_token_of_a_handshake_is_that_of_the_call(fields, token, protocol):
     world, seen = World(), []
     world.on_keep_alive = lambda call: seen.append(dict(call.headers))
     response = await shake(world, KEEP_ALIVES, *fields)

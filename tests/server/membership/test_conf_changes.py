@@ -258,9 +258,7 @@ async def test_change_is_not_forwarded_without_connection_to_leader() -> None:
     world.node.stop()
 
 
-async def test_a_change_that_the_leader_before_had_in_its_log_is_not_passed_on_again(
-    follower: World, caller: Caller
-) -> None:
+async def test_a_change_that_the_leader_before_had_in_its_log_is_not_passed_on_again(follower, caller):
     (first,) = [message for message in follower.sender.sent if message.type is MessageType.PROPOSE]
     (entry,) = first.entries
     log = [Entry(1, 1, entry.data, entry.type), Entry(2, 2, b"")]

@@ -87,9 +87,7 @@ def test_join_retries_while_cluster_has_trouble(trouble: Answer, tmp_path: Path)
 
 
 @pytest.mark.parametrize("trouble", [ADDED_UNANSWERED, ADDED_LATE], ids=["before the list", "after the list"])
-def test_a_member_that_was_added_without_an_answer_is_not_added_again(
-    trouble: Answer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_member_that_was_added_without_an_answer_is_not_added_again(trouble, tmp_path, capsys):
     cluster = Members(trouble)
     assert [word.split("=")[0] for word in _added(cluster, tmp_path).initial_cluster.split(",")] == ["1", "b"]
     assert len(cluster.members) == 2

@@ -266,9 +266,7 @@ def test_killed_in_the_middle_of_a_change(point: str) -> None:
 
 
 @pytest.mark.long
-def test_a_founder_whose_data_is_lost_does_not_found_the_cluster_again(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_founder_whose_data_is_lost_does_not_found_the_cluster_again(tmp_path, capsys):
     with Cluster(RAFTKV, size=3, flags=FAST) as cluster, Wire(cluster.endpoints) as wire:
         wait_for(lambda: all(found.clientURLs for found in members_of(wire).values()), "all members to be known")
         lost = cluster.members[2]

@@ -90,9 +90,7 @@ async def connected(network: Transport) -> None:
     await until(lambda: network.connected_since(OTHER) is not None)
 
 
-async def test_a_peer_that_moved_is_followed_to_its_new_url(
-    receiver: Receiver, network: Transport, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_peer_that_moved_is_followed_to_its_new_url(receiver, network, monkeypatch):
     url = await receiver.listen()
     network.follow(member("http://127.0.0.1:1"))
     assert set(network.peers) == {OTHER}
@@ -105,9 +103,7 @@ async def test_a_peer_that_moved_is_followed_to_its_new_url(
     await until(lambda: bool(receiver.received))
 
 
-async def test_a_peer_that_left_is_sent_to_for_a_moment_and_then_forgotten(
-    receiver: Receiver, network: Transport, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_peer_that_left_is_sent_to_for_a_moment_and_then_forgotten(receiver, network, monkeypatch):
     monkeypatch.setattr(transport, "LEAVING_S", 0.05)
     network.follow(member(await receiver.listen()))
     await connected(network)
@@ -119,9 +115,7 @@ async def test_a_peer_that_left_is_sent_to_for_a_moment_and_then_forgotten(
     network.send([Message(MessageType.HEARTBEAT, to=OTHER, from_=OWN, term=1)])
 
 
-async def test_the_stream_of_a_removed_member_ends_with_the_words_that_end_it(
-    receiver: Receiver, network: Transport, refusals: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_the_stream_of_a_removed_member_ends_with_the_words_that_end_it(receiver, network, refusals, monkeypatch):
     monkeypatch.setattr(service, "LEAVING_S", 0.05)
     network.follow(member(await receiver.listen()))
     await connected(network)
@@ -131,9 +125,7 @@ async def test_the_stream_of_a_removed_member_ends_with_the_words_that_end_it(
     assert set(refusals) == {f"raftkv: {MemberRemovedError.text}"}
 
 
-async def test_a_member_that_is_removed_while_its_stream_opens_is_told(
-    receiver: Receiver, network: Transport, refusals: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_member_that_is_removed_while_its_stream_opens_is_told(receiver, network, refusals, monkeypatch):
     monkeypatch.setattr(service, "LEAVING_S", 0.05)
 
     def removed(_member_id: int, _urls: str) -> None:
@@ -146,9 +138,7 @@ async def test_a_member_that_is_removed_while_its_stream_opens_is_told(
     assert refusals[0] == f"raftkv: {MemberRemovedError.text}"
 
 
-async def test_new_member_is_answered_however_many_strangers_have_called(
-    receiver: Receiver, network: Transport
-) -> None:
+async def test_new_member_is_answered_however_many_strangers_have_called(receiver, network):
     """Sixteen calls under ids of no member took the places of all members that came later, for good."""
     url = await receiver.listen()
     for stranger in range(100, 100 + 2 * transport.GUESTS_MAX):

@@ -52,9 +52,7 @@ def _batch(*messages: Message) -> bytes:
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
-async def test_a_message_in_another_name_or_without_its_database_ends_the_stream(
-    caplog: pytest.LogCaptureFixture, forged: Message, text: str
-) -> None:
+async def test_a_message_in_another_name_or_without_its_database_ends_the_stream(caplog, forged, text):
     receiver = Receiver()
     channel, stream = await _stream(receiver)
     await stream.send(_batch(VOTE, forged))
@@ -79,9 +77,7 @@ async def test_forwarded_messages_are_taken() -> None:
     await receiver.server.close(0.0)
 
 
-async def test_two_processes_of_one_member_are_logged(
-    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_two_processes_of_one_member_are_logged(caplog, monkeypatch):
     """A stream that is soon silent after the next one began is what a restart leaves: only one that goes on counts."""
     monkeypatch.setattr(service_module, "TWINS_S", 0.2)
     receiver = Receiver()

@@ -158,9 +158,7 @@ async def test_a_dead_connection_gives_its_place_back() -> None:
     await server.close()
 
 
-async def test_a_member_that_is_killed_is_known_to_be_gone_and_found_again_at_once(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_a_member_that_is_killed_is_known_to_be_gone_and_found_again_at_once(monkeypatch):
     # Waits that would outlast the test, so that it is what the member hears that ends them.
     monkeypatch.setattr(transport, "RECONNECT_MAX_S", 1000.0)
     options = replace(transport.PEER_CHANNEL, backoff_base_s=1000.0, backoff_max_s=1000.0)
@@ -198,9 +196,7 @@ async def test_a_member_that_is_killed_is_known_to_be_gone_and_found_again_at_on
     await server.close()
 
 
-async def test_a_member_that_moves_is_reached_by_its_old_stream_until_that_ends(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_a_member_that_moves_is_reached_by_its_old_stream_until_that_ends(monkeypatch):
     """Keep the stream by which alone it hears of its move: one that was closed at once left it without the entry."""
     monkeypatch.setattr(transport, "RECONNECT_MAX_S", 1000.0)
     ends: asyncio.Queue[tuple[int, asyncio.Event]] = asyncio.Queue()

@@ -60,9 +60,7 @@ def test_history_is_forgotten_by_the_clock(cluster: Cluster) -> None:
     ],
 )
 @pytest.mark.parametrize("listener", ["clients", "metrics"])
-def test_hosts_and_origins(
-    cluster: Cluster, headers: dict[str, str], status: int, origin: str | None, listener: str
-) -> None:
+def test_hosts_and_origins(cluster, headers, status, origin, listener):
     port = METRICS_PORT if listener == "metrics" else int(cluster.endpoints[0].rpartition(":")[2])
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
     try:

@@ -38,9 +38,7 @@ async def test_holders_follow_in_the_order_they_came_and_their_tokens_rise(membe
 
 
 @pytest.mark.parametrize("begin", ["lock", "campaign"])
-async def test_a_name_that_no_txn_can_have_often_enough_is_refused_before_one_is_made(
-    member: RecipeMember, begin: str
-) -> None:
+async def test_a_name_that_no_txn_can_have_often_enough_is_refused_before_one_is_made(member, begin):
     """Seven copies of 1.4 MB, and as many of each while they were put together, took 30 ms of a turn."""
 
     def enter(name: bytes) -> asyncio.Task[Any]:
@@ -71,9 +69,7 @@ async def test_a_release_wakes_the_next_alone(member: RecipeMember) -> None:
 
 
 @pytest.mark.parametrize("meanwhile", ["nothing", "the one before leaves", "it leaves itself"])
-async def test_a_very_long_queue_is_looked_through_in_slices(
-    member: RecipeMember, meanwhile: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_very_long_queue_is_looked_through_in_slices(member, meanwhile, monkeypatch):
     # 200,000 keys below the name of a lock: each look for the one before held the loop for half a second.
     for name in ("TURN_S", "SLICE_S", "INLINE_S"):
         monkeypatch.setattr(scheduler, name, 1e-9)
@@ -140,9 +136,7 @@ async def test_waiters_of_one_key_are_woken_in_slices(member: RecipeMember) -> N
 
 
 @pytest.mark.parametrize("name", [b"n", b"n" * 15 * BYTES_AS_A_TXN], ids=["short", "long"])
-async def test_a_turn_makes_some_of_very_many_entries_whose_leases_were_granted_together(
-    member: RecipeMember, name: bytes
-) -> None:
+async def test_a_turn_makes_some_of_very_many_entries_whose_leases_were_granted_together(member, name):
     """An entry's txn has the name seven times: 480 names of 60 KB were a turn of 0.07 s."""
     count = 2 * BEGUN_AT_ONCE
     locks = [member.lock(name + b"%d" % number, 0) for number in range(count)]
@@ -226,9 +220,7 @@ async def test_key_of_caller_that_left_early_is_deleted(member: RecipeMember) ->
 
 @pytest.mark.interpreted
 @pytest.mark.parametrize("leaves", [False, True])
-async def test_entry_whose_queue_cannot_be_read_is_refused_and_taken_back(
-    member: RecipeMember, leaves: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_entry_whose_queue_cannot_be_read_is_refused_and_taken_back(member, leaves, monkeypatch):
     """A user who may write below a name made its locks fail with an internal error and leave entries behind."""
 
     def compacted(*arguments: Any, **options: Any) -> Any:

@@ -127,9 +127,7 @@ async def test_common_name_is_not_a_host_name(room: Room) -> None:
         ([], ["a.example"], False),
     ],
 )
-async def test_a_peer_has_the_name_of_a_member_or_of_its_address(
-    room: Room, cert_hosts: list[str], members: list[str], fits: bool
-) -> None:
+async def test_a_peer_has_the_name_of_a_member_or_of_its_address(room, cert_hosts, members, fits):
     room.issue("server")
     room.issue("peer", cert_hosts)
     if fits:
@@ -233,9 +231,7 @@ async def test_the_client_library_checks_names_too(room: Room) -> None:
         (["127.0.0.1", "b.example"], "it says to be 1 and has the certificate of 2"),
     ],
 )
-async def test_a_member_does_not_speak_for_another_with_its_own_certificate(
-    room: Room, cert_hosts: list[str], text: str
-) -> None:
+async def test_a_member_does_not_speak_for_another_with_its_own_certificate(room, cert_hosts, text):
     room.issue("server")
     room.issue("peer", cert_hosts)
     receiver = Receiver()

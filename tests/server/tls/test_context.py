@@ -22,9 +22,7 @@ from tests.server.tls.room import Room, asked, serving
 
 
 @pytest.mark.parametrize("mode", [0o640, 0o604, 0o644, 0o666])
-def test_a_key_that_others_may_read_is_used_and_known_as_open(
-    room: Room, mode: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_key_that_others_may_read_is_used_and_known_as_open(room, mode, monkeypatch):
     """etcd takes such keys; ``--secure`` does not start with one."""
     room.issue("server")
     key = room.path("server.key")

@@ -52,9 +52,7 @@ def _words(room: Room, target: str, ca: str, shown: str) -> list[str]:
 
 @pytest.mark.long
 @pytest.mark.parametrize(("kind", "scheme", "ca", "shown", "reason"), TROUBLES)
-async def test_command_and_library_give_same_tls_error(
-    room: Room, kind: str, scheme: str, ca: str, shown: str, reason: str
-) -> None:
+async def test_command_and_library_give_same_tls_error(room, kind, scheme, ca, shown, reason):
     room.authority("other")
     room.issue("server")
     room.issue("over", days=0)

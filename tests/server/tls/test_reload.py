@@ -127,9 +127,7 @@ def test_nothing_is_loaded_again_that_has_not_changed(room: Room) -> None:
     assert first == _serial(security)
 
 
-def test_files_that_could_not_be_read_for_a_moment_are_tried_again(
-    room: Room, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_files_that_could_not_be_read_for_a_moment_are_tried_again(room, caplog, monkeypatch):
     """A key that is its owner's only after `chown`, or no descriptor left: nothing of the file changes then."""
     caplog.set_level(logging.INFO)
     room.issue("server")

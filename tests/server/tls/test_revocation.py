@@ -99,9 +99,7 @@ class _Kept:
     ],
     ids=["revoked", "expired", "authority taken away"],
 )
-async def test_an_open_connection_ends_with_its_certificate(
-    room: Room, act: Callable[[_Kept, Pair], None], reason: str, speaks: str
-) -> None:
+async def test_an_open_connection_ends_with_its_certificate(room, act, reason, speaks):
     now = [time.time()]
     room.issue("server")
     room.issue("good")

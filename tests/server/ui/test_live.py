@@ -79,9 +79,7 @@ async def test_viewers_share_records_and_none_are_made_without_viewers(live: Liv
     assert collector.asked == 2
 
 
-async def test_a_slow_viewer_misses_records_and_a_failure_ends_nothing(
-    live: Live, collector: Collector, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_a_slow_viewer_misses_records_and_a_failure_ends_nothing(live, collector, caplog):
     slow = await _opened(live)
     await asyncio.sleep(4.5)
     assert collector.asked == 5
@@ -114,9 +112,7 @@ async def test_viewers_are_bounded_and_end_with_the_member(live: Live, monkeypat
     await _close(never_read)
 
 
-async def test_the_oldest_page_of_the_greediest_ends_for_another_user(
-    live: Live, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_the_oldest_page_of_the_greediest_ends_for_another_user(live, monkeypatch):
     """A user without roles opened all the pages that a member serves."""
     monkeypatch.setattr(service, "VIEWERS_MAX", 3)
     pages = [live.look(lambda: True, b"mallory") for _ in range(4)]

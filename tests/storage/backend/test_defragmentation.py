@@ -304,9 +304,7 @@ def test_a_full_batch_waits_while_the_copy_takes_the_place(tmp_path: Path) -> No
     closed(again)
 
 
-def test_a_file_with_the_inode_of_one_that_is_being_closed_can_be_opened(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_file_with_the_inode_of_one_that_is_being_closed_can_be_opened(tmp_path, monkeypatch):
     """The copy is opened just after the last one was closed, before the LMDB binding has noticed."""
 
     class Late(threading.Thread):

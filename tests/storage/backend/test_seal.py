@@ -89,9 +89,7 @@ def test_a_flipped_bit_in_the_applied_index_is_found_at_open(path: Path) -> None
         LMDBBackend(path, MAP_SIZE_BYTES)
 
 
-def test_flipped_bit_in_a_file_that_was_copied_is_warned_of(
-    path: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_flipped_bit_in_a_file_that_was_copied_is_warned_of(path, tmp_path, caplog):
     """The seal names the file, so of a data directory that was brought back from elsewhere it said nothing."""
     for name, spoils in (("whole", False), ("spoiled", True)):
         copy = tmp_path / name

@@ -112,9 +112,7 @@ def test_a_full_disk_at_create_leaves_nothing_behind(disk: SimDisk, operation: s
 
 
 @pytest.mark.parametrize("operation", ["create", "write"])
-def test_a_full_disk_keeps_no_torn_log_from_being_opened(
-    wal: WAL, disk: SimDisk, monkeypatch: pytest.MonkeyPatch, operation: str
-) -> None:
+def test_a_full_disk_keeps_no_torn_log_from_being_opened(wal, disk, monkeypatch, operation):
     """The copy of what is cut off takes as much room as a segment; these bytes were never reported as durable."""
     append_synced(wal, 1, 3)
     wal.append(None, entries(4, 4, data=b"y" * 1000))
@@ -186,9 +184,7 @@ def uses(wal: WAL) -> list[Callable[[], object]]:
 
 @pytest.mark.parametrize("operation", ["write", "sync_data"])
 @pytest.mark.parametrize("number", [errno.EIO, errno.ENOSPC, errno.EROFS])
-def test_after_a_failed_write_or_sync_nothing_is_ever_tried_again(
-    wal: WAL, disk: SimDisk, operation: str, number: int
-) -> None:
+def test_after_a_failed_write_or_sync_nothing_is_ever_tried_again(wal, disk, operation, number):
     append_synced(wal, 1, 3)
     disk.fail(operation, number)
     with pytest.raises(WALFailedError, match=os.strerror(number)):

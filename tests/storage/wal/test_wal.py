@@ -332,9 +332,7 @@ def test_entries_after_earlier_marker_are_readable(wal: WAL, disk: SimDisk) -> N
         (HardState(1, 1, 3), [], "follows"),
     ],
 )
-def test_a_batch_that_could_not_be_opened_again_is_not_written(
-    wal: WAL, disk: SimDisk, hard_state: HardState | None, batch: list[Entry], reason: str
-) -> None:
+def test_a_batch_that_could_not_be_opened_again_is_not_written(wal, disk, hard_state, batch, reason):
     append_synced(wal, 1, 5)
     before = disk.contents()
     with pytest.raises(InvariantError, match=reason):

@@ -226,9 +226,7 @@ def test_a_log_that_cannot_be_written_is_told_once_and_costs_nothing_else(tmp_pa
 @pytest.mark.parametrize(
     ("owner", "name"), [(os, "read"), (Lines, "feed"), (Backlog, "put"), (Backlog, "take"), (os, "write")]
 )
-def test_a_lack_of_memory_costs_no_worker_its_pipe(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, owner: Any, name: str
-) -> None:
+def test_a_lack_of_memory_costs_no_worker_its_pipe(tmp_path, monkeypatch, owner, name):
     """The thread closed the pipe at the first one, and the worker's next line killed the worker."""
     call, failures = getattr(owner, name), [MemoryError()] * 3
 
@@ -270,9 +268,7 @@ def test_a_process_that_keeps_the_pipe_does_not_keep_us(tmp_path: Path, monkeypa
 
 
 @pytest.mark.long
-def test_process_that_keeps_the_pipe_and_prints_does_not_keep_us(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_process_that_keeps_the_pipe_and_prints_does_not_keep_us(tmp_path, monkeypatch):
     """A child that no mark finds, as one with an environment of its own, held its node for as long as it printed."""
     monkeypatch.setattr("raftkv.training.process.output.PIPE_PATIENCE_S", 1.0)
     code = "import os, select, sys\nprint('said')\nif os.fork() == 0:\n    open(sys.argv[1], 'w').close()\n"

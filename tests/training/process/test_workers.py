@@ -75,9 +75,7 @@ def let_go(worker: subprocess.Popen[bytes]) -> None:
         worker.stdin.flush()
 
 
-def test_ends_are_told_with_rank_and_cause_and_the_agent_still_gets_the_status(
-    watch: WorkerWatch, ends: queue.Queue[End], start: Starter
-) -> None:
+def test_ends_are_told_with_rank_and_cause_and_the_agent_still_gets_the_status(watch, ends, start):
     killed, finished, asked = start(rank=7), start(rank=8), start(rank=9)
     start(rank=1, run_id="of another job")
     assert watch.look() == watch.look() == 3
@@ -122,9 +120,7 @@ def test_a_lack_of_memory_hides_no_end(start: Starter, monkeypatch: pytest.Monke
     assert ends.empty()
 
 
-def test_a_worker_that_exits_is_told_with_the_exception_that_torch_wrote_down(
-    watch: WorkerWatch, ends: queue.Queue[End], start: Starter, tmp_path: Path
-) -> None:
+def test_a_worker_that_exits_is_told_with_the_exception_that_torch_wrote_down(watch, ends, start, tmp_path):
     error_file = tmp_path / "error.json"
     error_file.write_text('{"message": {"message": "RuntimeError: no data\\nmore"}}')
     worker = start("input(); raise SystemExit(3)", rank=2, TORCHELASTIC_ERROR_FILE=str(error_file))
@@ -146,9 +142,7 @@ def test_error_file_that_is_none_costs_the_message_alone(tmp_path: Path) -> None
         assert (end.exit_code, end.message) == (3, "")
 
 
-def test_a_worker_that_was_started_by_others_can_be_added(
-    watch: WorkerWatch, ends: queue.Queue[End], start: Starter
-) -> None:
+def test_a_worker_that_was_started_by_others_can_be_added(watch, ends, start):
     worker = start(run_id="of another job")
     watch.add(worker.pid, rank=4)
     assert watch.look() == 1
@@ -170,9 +164,7 @@ def test_worker_reaped_by_the_agent_is_not_reported(watch: WorkerWatch, ends: qu
     assert ends.empty()
 
 
-def test_children_are_found_without_the_kernels_list_of_them(
-    watch: WorkerWatch, ends: queue.Queue[End], start: Starter, tmp_path: Path
-) -> None:
+def test_children_are_found_without_the_kernels_list_of_them(watch, ends, start, tmp_path):
     proc = tmp_path / "proc"
     (proc / "self" / "task").mkdir(parents=True)
     worker = start(rank=3)
@@ -229,9 +221,7 @@ def place(root: Path, path: str, text: str) -> Path:
         ("4:memory:/host\n", "memory/memory.oom_control", "oom_kill 2\n"),
     ],
 )
-def test_the_kernels_count_of_memory_kills_is_found(
-    groups: tuple[Path, Path], participant: str, file: str, text: str
-) -> None:
+def test_the_kernels_count_of_memory_kills_is_found(groups, participant, file, text):
     proc, cgroups = groups
     place(proc, "1/cgroup", participant)
     counted = place(cgroups, file, text)
@@ -249,9 +239,7 @@ def test_memory_kills_fall_back_to_the_machine_then_to_none(groups: tuple[Path, 
     assert nothing.again() == nothing == MemoryEvents("", 0)
 
 
-def test_a_kill_while_the_count_goes_up_is_out_of_memory(
-    groups: tuple[Path, Path], ends: queue.Queue[End], start: Starter
-) -> None:
+def test_a_kill_while_the_count_goes_up_is_out_of_memory(groups, ends, start):
     worker = start(rank=5)
     counted = place(groups[1], "memory.events", "oom_kill 0\n")
     with WorkerWatch(ends.put, run_id=RUN, cgroups=groups[1]) as watch:

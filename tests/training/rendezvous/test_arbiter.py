@@ -100,9 +100,7 @@ def test_a_newcomer_ends_it_if_there_is_room() -> None:
     ("there", "finished", "decision"),
     [("b", {0}, None), ("bc", {0}, None), ("", {0}, HEARTBEAT_LOST), ("b", {0, 1}, Finish()), ("", {0, 1}, Finish())],
 )
-def test_a_member_that_has_finished_is_not_lost_and_the_last_ends_the_run(
-    there: str, finished: set[int], decision: object
-) -> None:
+def test_a_member_that_has_finished_is_not_lost_and_the_last_ends_the_run(there, finished, decision):
     seen = view(RUNNING, 1, "ab", [node(name, running=1 if name in "ab" else 0) for name in there])
     seen.finished = frozenset(finished)
     found = Arbiter(5.0).decide(seen, NOW)

@@ -49,9 +49,7 @@ def cache(watched: Any, changes: list[int]) -> RecordCache:
     return RecordCache(watched, "job", lambda: changes.append(1))
 
 
-def test_it_takes_what_a_read_has_found_and_then_what_the_watch_brings(
-    cache: RecordCache, watched: Watched, changes: list[int]
-) -> None:
+def test_it_takes_what_a_read_has_found_and_then_what_the_watch_brings(cache, watched, changes):
     cache.load([begun(1, 5), state(1, 6)], 8)
     assert (cache.round, cache.state) == (GenerationRecord(1), State(1, RUNNING))
     assert (cache.round_revision, cache.state_revision, cache.revision) == (5, 6, 8)

@@ -44,9 +44,7 @@ class NarrowControl:
         return await self._control.txn(compares, then, otherwise)
 
 
-async def test_nodes_hear_of_what_the_store_refuses_and_go_on_when_it_does_not_any_more(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+async def test_nodes_hear_of_what_the_store_refuses_and_go_on_when_it_does_not_any_more(caplog):
     control = NarrowControl(StoreWorld().control())
     told: list[str] = []
     first = await Participant.start(control, CONFIG, on_progress=lambda progress: told.append(progress.reason))
@@ -70,9 +68,7 @@ async def test_nodes_hear_of_what_the_store_refuses_and_go_on_when_it_does_not_a
     assert len(lines) == 2
 
 
-async def test_only_the_last_node_to_leave_a_closed_run_has_the_members_look_for_others(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_only_the_last_node_to_leave_a_closed_run_has_the_members_look_for_others(monkeypatch):
     """Each of 12,500 leaving nodes made all members scan the keys of all nodes: a minute of work."""
     monkeypatch.setattr(participant, "MEMBERS_KEPT", 2)
     scans = 0

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import random
 from dataclasses import replace
 from typing import Any
 
@@ -44,9 +43,7 @@ def cache_of(members: tuple[Member, ...], revision: int = 5, watched: Any = None
 
 
 @given(MEMBERS, MEMBERS, st.randoms(use_true_random=False))
-def test_head_leads_from_any_generation_to_the_next_or_says_that_it_does_not(
-    before: tuple[Member, ...], after: tuple[Member, ...], rng: random.Random
-) -> None:
+def test_head_leads_from_any_generation_to_the_next_or_says_that_it_does_not(before, after, rng):
     mixed = list({member.id: member for member in (*before, *after)}.values())
     rng.shuffle(mixed)
     for members in (after, before, tuple(mixed)):
@@ -210,9 +207,7 @@ def test_heads_are_taken_one_after_the_other_and_each_once() -> None:
     ],
     ids=str,
 )
-def test_fence_tells_the_end_of_its_generation(
-    head: tuple[int, int] | None, state: State | None, why: str | None
-) -> None:
+def test_fence_tells_the_end_of_its_generation(head, state, why):
     fence = World("job", 8, NEXT.members, 0, 9).fence
     assert KEYS.round.encode() < fence.watched[0].encode()  # which is large
     items = {}

@@ -1,4 +1,4 @@
-"""Clients that mean harm to the gateway, or to its other clients: what they can make it do, hold and send is bounded."""
+"""Clients that mean harm to the gateway, or to its other clients: what they make it do, hold and send is bounded."""
 
 from __future__ import annotations
 
@@ -555,9 +555,7 @@ async def test_values_are_read_by_the_megabyte_and_equal_keys_once() -> None:
 
 
 @pytest.mark.parametrize(("soft", "clients"), [(1024, 960), (70, 6), (10, 1), (1 << 20, CONNECTIONS_MAX)])
-def test_clients_leave_descriptors_for_the_way_to_raftkv(
-    soft: int, clients: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_clients_leave_descriptors_for_the_way_to_raftkv(soft, clients, monkeypatch):
     monkeypatch.setattr(resource, "getrlimit", lambda _: (soft, soft))
     assert connections_allowed() == clients
 

@@ -134,9 +134,7 @@ def _assert_same(steps: list[Step], ours: list[bytes], theirs: list[bytes]) -> N
     assert not different
 
 
-def test_every_operation_is_answered_as_by_both_servers_of_torch(
-    gateway_port: int, uv_port: int, legacy_port: int
-) -> None:
+def test_every_operation_is_answered_as_by_both_servers_of_torch(gateway_port, uv_port, legacy_port):
     _clean(gateway_port, uv_port, legacy_port)
     ours = _answers(gateway_port, VALUES)
     _assert_same(VALUES, ours, _answers(uv_port, VALUES))

@@ -244,9 +244,7 @@ class _LateCore(_LossyCore):
         return await self._core.call(method, request, timeout_s=timeout_s)
 
 
-async def test_a_late_copy_whose_conditions_come_true_is_not_done_beside_the_next_attempt(
-    raftkv_cluster: LocalCluster,
-) -> None:
+async def test_a_late_copy_whose_conditions_come_true_is_not_done_beside_the_next_attempt(raftkv_cluster):
     async with aio.connect(raftkv_cluster.endpoints) as kv, aio.connect(raftkv_cluster.endpoints) as plain:
         other = ReplicatedStore(plain, "s/")
         await other.add(b"n", 40)

@@ -181,9 +181,7 @@ def test_the_page_of_a_frozen_member_says_so(chromium: Chromium) -> None:
         page.wait_for_function("() => document.getElementById('notice').textContent === ''")
 
 
-def test_the_page_of_a_killed_member_says_so_and_goes_on_with_every_view(
-    chromium: Chromium, cluster: Cluster, world: World
-) -> None:
+def test_the_page_of_a_killed_member_says_so_and_goes_on_with_every_view(chromium, cluster, world):
     own, *others = origins(cluster)
     with chromium.page(own, f"#/runs/{RUN}", origins=tuple(others)) as page:
         page.wait_text("generation 2: 4 nodes, 32 ranks")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
@@ -82,9 +81,7 @@ def test_who_uses_the_member_is_shown_to_root_alone(chromium: Chromium, guarded:
         page.check_accessible("users of the member")
 
 
-def test_a_member_that_was_killed_comes_back_without_a_reload(
-    chromium: Chromium, guarded: Cluster, tmp_path: Path
-) -> None:
+def test_a_member_that_was_killed_comes_back_without_a_reload(chromium, guarded, tmp_path):
     with chromium.page(f"http://{guarded.endpoints[0]}", "#/runs") as page:
         page.allowed, page.allow_lost = REFUSED, True
         sign_in(page, "root", "secret")
