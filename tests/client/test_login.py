@@ -58,52 +58,42 @@ class Members:
             raise RpcError(INVALID.code, INVALID.text)
         return GOT
 
-    def run(self, scenario, options=USER):
-        async def main():
-            async with Client(["a"], options, open_transport=self.cluster.open) as client:
-                await asyncio.wait_for(scenario(client), 90)
-
-        asyncio.run(main())
+    def client(self, options=USER):
+        return Client(["a"], options, open_transport=self.cluster.open)
 
 
 async def get(client, timeout_s=5.0, method=methods.RANGE, request=READ):
     return await client.call(method, request, timeout_s=timeout_s)
 
 
-def test_a_token_that_says_when_it_ends_is_renewed_before():
+async def test_a_token_that_says_when_it_ends_is_renewed_before():
     members = Members(lambda count: jwt(f"t{count}", 0.2 if count == 1 else 600))
-
-    async def scenario(client):
+    async with members.client() as client:
         await get(client)
         client._login.renew_at -= 0.2  # as 0.2 s later
         await get(client)
-
-    members.run(scenario)
     assert [token.rpartition(".")[2] for token in members.carried] == ["t1", "t2"]
 
 
-def test_a_token_that_seems_to_have_ended_is_used_until_a_member_refuses_it():
+async def test_a_token_that_seems_to_have_ended_is_used_until_a_member_refuses_it():
     members = Members(lambda count: jwt("t", -600))
-
-    async def scenario(client):
+    async with members.client() as client:
         for _ in range(3):
             await get(client)
-
-    members.run(scenario)
     assert len(members.logins) == 1
 
 
-def test_a_token_of_brackets_without_end_is_carried_as_it_is():
+async def test_a_token_of_brackets_without_end_is_carried_as_it_is():
     token = f"e30.{base64.urlsafe_b64encode(b'[' * 99_999).decode()}.x"
     members = Members(lambda count: token)
-    members.run(get)
+    async with members.client() as client:
+        await get(client)
     assert members.carried == [token]
 
 
-def test_an_unanswered_renewal_leaves_the_valid_token():
+async def test_an_unanswered_renewal_leaves_the_valid_token():
     members = Members(lambda count: jwt("t", 600))
-
-    async def scenario(client):
+    async with members.client() as client:
         await get(client)
         client._login.renew_at = 0.0
         answer = members.cluster.members["a"].answers[0]
@@ -116,55 +106,46 @@ def test_an_unanswered_renewal_leaves_the_valid_token():
 
         members.cluster.members["a"].answers[0] = script
         await get(client, 0.2)
-
-    members.run(scenario)
     assert len(members.carried) == 2
 
 
-def test_changed_rights_cause_no_new_login():
+async def test_changed_rights_cause_no_new_login():
     members = Members()
     members.refusals = [RpcError(OLD.code, OLD.text) for _ in range(3)]
-
-    async def scenario(client):
+    async with members.client() as client:
         await get(client, method=methods.PUT, request=rpc_pb2.PutRequest(key=b"k"))
-
-    members.run(scenario)
     assert (members.carried, len(members.logins)) == (["t1"] * 4, 1)
 
 
-def test_a_jwt_that_has_old_rights_in_it_is_renewed():
+async def test_a_jwt_that_has_old_rights_in_it_is_renewed():
     members = Members(lambda count: jwt(f"t{count}", 600))
     members.refusals = [RpcError(OLD.code, OLD.text) for _ in range(2)]
-    members.run(get)
+    async with members.client() as client:
+        await get(client)
     assert [token.rpartition(".")[2] for token in members.carried] == ["t1", "t2", "t3"]
 
 
-def test_rights_that_never_settle_end_the_call_at_its_deadline():
+async def test_rights_that_never_settle_end_the_call_at_its_deadline():
     members = Members()
     members.refusals = [RpcError(OLD.code, OLD.text) for _ in range(99)]
-
-    async def scenario(client):
+    async with members.client() as client:
         with pytest.raises((errors.AuthOldRevisionError, EndpointsFailed)):
             await get(client, 0.2)
 
-    members.run(scenario)
 
-
-def test_client_with_a_certificate_tries_again_when_rights_change_without_login():
+async def test_client_with_a_certificate_tries_again_when_rights_change_without_login():
     members = Members()
     members.refusals = [RpcError(OLD.code, OLD.text)]
-    members.run(get, ClientOptions())
+    async with members.client(ClientOptions()) as client:
+        await get(client)
     members.refusals = [INVALID]
-
-    async def scenario(client):
+    async with members.client(ClientOptions()) as client:
         with pytest.raises(errors.InvalidAuthTokenError):
             await get(client)
-
-    members.run(scenario, ClientOptions())
     assert (members.carried, members.logins) == (["", "", ""], [])
 
 
-def test_token_function_is_called_again_after_refusal():
+async def test_token_function_is_called_again_after_refusal():
     members, made = Members(), []
     members.bad = {"j1"}
 
@@ -172,33 +153,29 @@ def test_token_function_is_called_again_after_refusal():
         made.append(f"j{len(made) + 1}")
         return made[-1]
 
-    members.run(get, ClientOptions(token=Secret(vault)))
+    async with members.client(ClientOptions(token=Secret(vault))) as client:
+        await get(client)
     assert (members.carried, members.logins) == (["j1", "j2"], [])
 
 
-def test_failing_token_function_is_named_without_its_message():
+async def test_failing_token_function_is_named_without_its_message():
     def vault():
         raise OSError("canary-pw")
 
-    async def scenario(client):
+    async with Members().client(ClientOptions(user="alice", password=Secret(vault))) as client:
         with pytest.raises(AuthenticationFailed, match=r"^the function that returns a secret failed: OSError$"):
             await get(client)
 
-    Members().run(scenario, ClientOptions(user="alice", password=Secret(vault)))
 
-
-def test_a_password_in_a_file_is_read_for_each_login(tmp_path: Path):
+async def test_a_password_in_a_file_is_read_for_each_login(tmp_path: Path):
     file = tmp_path / "pw"
     file.write_text("one\n")
     members = Members()
-
-    async def scenario(client):
+    async with members.client(ClientOptions(user="alice", password=Secret(file))) as client:
         await get(client)
         file.write_text("two\n")
         members.bad = {"t1"}
         await get(client)
-
-    members.run(scenario, ClientOptions(user="alice", password=Secret(file)))
     assert members.logins == ["one", "two"]
 
 
@@ -225,17 +202,14 @@ async def test_wait_for_the_login_of_another_call_ends_with_the_own_deadline():
         await first
 
 
-def test_a_caller_that_gives_up_does_not_take_the_login_of_the_others_with_it():
+async def test_a_caller_that_gives_up_does_not_take_the_login_of_the_others_with_it():
     members = Members()
-
-    async def scenario(client):
+    async with members.client() as client:
         first = asyncio.create_task(get(client))
         others = [asyncio.create_task(get(client)) for _ in range(3)]
         await asyncio.sleep(0)
         first.cancel()
         await asyncio.gather(*others)
-
-    members.run(scenario)
     asked = [path for path, *_ in members.cluster.members["a"].calls if path == methods.AUTHENTICATE.path]
     assert (len(asked), members.carried) == (2, ["t1"] * 3)
 
@@ -248,17 +222,14 @@ async def test_wrong_password_costs_one_request_for_all_waiters():
     assert len(cluster.members["a"].calls) == 1
 
 
-def test_the_token_of_one_stream_does_not_end_the_newer_one():
+async def test_the_token_of_one_stream_does_not_end_the_newer_one():
     members = Members()
-
-    async def scenario(client):
+    async with members.client() as client:
         await get(client)
         assert client.forget_token(errors.InvalidAuthTokenError(), "t1")
         await get(client)
         assert client.forget_token(errors.InvalidAuthTokenError(), "t1")  # of another stream, which was slower
         await get(client)
-
-    members.run(scenario)
     assert members.carried == ["t1", "t2", "t2"]
 
 
@@ -277,16 +248,11 @@ def shown(error: BaseException, seen: set[int]) -> str:
 
 
 @pytest.mark.parametrize("script", [[WRONG], [RpcError(errors.UNAVAILABLE, "gone")], [lambda *_: b"\xff"]])
-def test_no_error_and_no_frame_of_it_holds_the_password(script):
-    cluster = FakeCluster(a=script)
-
-    async def main():
-        async with Client(["a"], USER, open_transport=cluster.open) as client:
-            (caught,) = await asyncio.gather(get(client, 0.1), return_exceptions=True)
-            assert isinstance(caught, Exception)
-            return shown(caught, set())
-
-    assert "canary-pw" not in asyncio.run(main())
+async def test_no_error_and_no_frame_of_it_holds_the_password(script):
+    async with Client(["a"], USER, open_transport=FakeCluster(a=script).open) as client:
+        (caught,) = await asyncio.gather(get(client, 0.1), return_exceptions=True)
+        assert isinstance(caught, Exception)
+        assert "canary-pw" not in shown(caught, set())
 
 
 def test_no_object_shows_a_password_or_a_token():

@@ -1,4 +1,4 @@
-"""Answers and events of 0.1 to 12 MB reach every client whole: in one answer and as a stream, over fast and slow links."""
+"""Answers and events of 0.1 to 12 MB reach every client whole: in an answer and as a stream, on fast and slow links."""
 
 from __future__ import annotations
 

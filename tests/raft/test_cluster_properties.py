@@ -1,4 +1,4 @@
-"""Arbitrary schedules of a whole cluster: messages lost, doubled, reordered; slow disks, crashes, membership changes."""
+"""Arbitrary schedules of a whole cluster: messages lost, doubled, reordered; slow disks, crashes, new members."""
 
 from __future__ import annotations
 
