@@ -13,7 +13,7 @@ from typing import Any, cast
 import pytest
 
 from raftkv.offline.etcd.export import LENGTH, OTHER_FILE_STATUS
-from raftkv.offline.etcd.file import snapshot_status
+from raftkv.offline.etcd.file import Status, snapshot_status
 from raftkv.pb import rpc_pb2
 from raftkv.rpc.server.stream import StreamCall
 from raftkv.rpc.status import RpcError
@@ -42,8 +42,9 @@ class Call:
             await self._take()
         self.messages.append(rpc_pb2.SnapshotResponse.FromString(message))
 
-    def file(self) -> bytes:
-        return b"".join(message.blob for message in self.messages)
+    def save(self, path: Path) -> Status:
+        path.write_bytes(b"".join(message.blob for message in self.messages))
+        return snapshot_status(path)
 
 
 class Blocked:
@@ -101,8 +102,7 @@ def member(tmp_path: Path) -> Iterator[Member]:
 def test_a_snapshot_is_everything_that_was_answered_before(member: Member, tmp_path: Path) -> None:
     call = asyncio.run(member.send(Call()))
     path = tmp_path / "file"
-    path.write_bytes(call.file())
-    assert snapshot_status(path).revision == member.store.revision == 301
+    assert call.save(path).revision == member.store.revision == 301
     *blobs, last = call.messages
     assert last.blob == hashlib.sha256(path.read_bytes()[:-32]).digest()
     assert {message.version for message in call.messages} == {CLUSTER_VERSION}
@@ -118,9 +118,7 @@ def test_small_database_is_sent_without_a_process(tmp_path: Path, monkeypatch: p
     member.put(b"k")
     try:
         call = asyncio.run(member.send(Call()))
-        path = tmp_path / "file"
-        path.write_bytes(call.file())
-        assert snapshot_status(path).revision == member.store.revision == 2
+        assert call.save(tmp_path / "file").revision == member.store.revision == 2
         assert member.pins() == 0
     finally:
         member.store.close()
@@ -147,29 +145,23 @@ def test_export_process_loads_neither_consensus_nor_apply() -> None:
     }
 
 
-def test_snapshot_waits_until_answered_writes_are_on_disk(tmp_path: Path) -> None:
+async def test_snapshot_waits_until_answered_writes_are_on_disk(tmp_path: Path) -> None:
     """Commits follow the answers, here by a second."""
-
-    async def run() -> bytes:
-        backend = LMDBBackend(tmp_path / "db", 64 << 20)
-        store = Store.open(backend, ThreadWriter(asyncio.get_running_loop().call_soon_threadsafe))
-        arm("beforeCommit", "sleep(1000)")
-        try:
-            txn = store.begin()
-            txn.put(b"k", b"v")
-            txn.end()
-            store.set_applied(1, 1)
-            call = Call()
-            await SnapshotService(store, backend).snapshot(cast(StreamCall, call))
-            return call.file()
-        finally:
-            disarm_all()
-            store.close()
-            backend.close()
-
-    path = tmp_path / "file"
-    path.write_bytes(asyncio.run(run()))
-    assert snapshot_status(path).revision == 2
+    backend = LMDBBackend(tmp_path / "db", 64 << 20)
+    store = Store.open(backend, ThreadWriter(asyncio.get_running_loop().call_soon_threadsafe))
+    arm("beforeCommit", "sleep(1000)")
+    try:
+        txn = store.begin()
+        txn.put(b"k", b"v")
+        txn.end()
+        store.set_applied(1, 1)
+        call = Call()
+        await SnapshotService(store, backend).snapshot(cast(StreamCall, call))
+        assert call.save(tmp_path / "file").revision == 2
+    finally:
+        disarm_all()
+        store.close()
+        backend.close()
 
 
 def test_writes_during_a_snapshot_are_not_in_it(member: Member, tmp_path: Path) -> None:
@@ -185,9 +177,7 @@ def test_writes_during_a_snapshot_are_not_in_it(member: Member, tmp_path: Path) 
                 member.store.commit()
 
     call = asyncio.run(member.send(Call(write)))
-    path = tmp_path / "file"
-    path.write_bytes(call.file())
-    status = snapshot_status(path)
+    status = call.save(tmp_path / "file")
     assert (status.keys, status.revision) == (300, 301)
     assert member.store.revision > 1_000
 
@@ -268,9 +258,7 @@ def test_a_database_that_is_replaced_is_sent_to_its_end(member: Member, tmp_path
         member.store.commit()
 
     call = asyncio.run(member.send(Call(replace)))
-    path = tmp_path / "file"
-    path.write_bytes(call.file())
-    assert snapshot_status(path).revision == 301
+    assert call.save(tmp_path / "file").revision == 301
 
 
 def test_a_file_that_was_exchanged_before_it_was_opened_is_not_sent(member, tmp_path, monkeypatch):
@@ -287,9 +275,7 @@ def test_a_file_that_was_exchanged_before_it_was_opened_is_not_sent(member, tmp_
     monkeypatch.setattr(snapshot._Stream, "_start", exchange_and_start)
     call = asyncio.run(member.send(Call()))
     assert starts == ATTEMPTS_MAX
-    path = tmp_path / "file"
-    path.write_bytes(call.file())
-    assert snapshot_status(path).revision == 301
+    assert call.save(tmp_path / "file").revision == 301
     starts = -100
     with pytest.raises(RpcError, match="replaced again and again"):
         asyncio.run(member.send(Call()))

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import shutil
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import TypeVar
 
 import pytest
 
@@ -24,15 +24,14 @@ from tests.cli.runner import run_utl
 from tests.long import long_except
 from tests.training.torchft.test_lighthouse import Replica, together
 
-PATIENCE_S = 240.0
 BUMP = ("--bump-revision=1000000", "--mark-compacted")
 
-Result = TypeVar("Result")
-Scenario = Callable[[raftkv.aio.Client, Callable[[], Awaitable[None]], Callable[[], Awaitable[None]]], Awaitable[None]]
+Restorable = tuple[raftkv.aio.Client, Callable[[], Awaitable[None]], Callable[[], Awaitable[None]]]
 
 
-def play(tmp_path: Path, flags: tuple[str, ...], scenario: Scenario) -> None:
-    """Run a scenario on a cluster of one member, with functions that save its state and go back to it."""
+@asynccontextmanager
+async def cluster_of_one(tmp_path: Path, flags: tuple[str, ...]) -> AsyncIterator[Restorable]:
+    """A client of a cluster of one member, with functions that save its state and go back to it."""
     saved = str(tmp_path / "saved.db")
     with raftkv.local() as cluster:
         (member,) = cluster.members
@@ -48,11 +47,8 @@ def play(tmp_path: Path, flags: tuple[str, ...], scenario: Scenario) -> None:
             assert done.code == 0, done.errors
             member.restart()
 
-        async def main() -> None:
-            async with raftkv.aio.connect(cluster.endpoints) as kv:
-                await scenario(kv, lambda: kv.snapshot(saved), lambda: asyncio.to_thread(go_back))
-
-        asyncio.run(asyncio.wait_for(main(), PATIENCE_S))
+        async with raftkv.aio.connect(cluster.endpoints) as kv:
+            yield kv, lambda: kv.snapshot(saved), lambda: asyncio.to_thread(go_back)
 
 
 async def until_waiting(participant: Participant) -> None:
@@ -69,8 +65,8 @@ async def until_waiting(participant: Participant) -> None:
     long_except([(BUMP, 1), ((), 1), ((), 0)], [((), 1)]),
     ids=["bumped", "same revisions", "before the run"],
 )
-def test_a_run_begins_a_generation_above_all_that_its_nodes_have_seen(tmp_path, flags, saved_in):
-    async def scenario(kv, save, go_back) -> None:
+async def test_a_run_begins_a_generation_above_all_that_its_nodes_have_seen(tmp_path, flags, saved_in):
+    async with cluster_of_one(tmp_path, flags) as (kv, save, go_back):
         config = RunConfig(run_id="job", min_nodes=2, max_nodes=2)
         if saved_in == 0:
             await save()
@@ -94,13 +90,13 @@ def test_a_run_begins_a_generation_above_all_that_its_nodes_have_seen(tmp_path, 
         for node in nodes:
             await node.leave()
 
-    play(tmp_path, flags, scenario)
-
 
 @pytest.mark.long
 @pytest.mark.parametrize("flags", [BUMP, ()], ids=["bumped", "same revisions"])
-def test_ranks_that_wait_for_what_the_backup_does_not_know_begin_anew(tmp_path: Path, flags: tuple[str, ...]) -> None:
-    async def scenario(kv, save, go_back) -> None:
+async def test_ranks_that_wait_for_what_the_backup_does_not_know_begin_anew(
+    tmp_path: Path, flags: tuple[str, ...]
+) -> None:
+    async with cluster_of_one(tmp_path, flags) as (kv, save, go_back):
         runs = await asyncio.gather(*(join("job", kv=kv, min_nodes=3) for _ in range(3)))
         counter = runs[1].counter("steps")
         await counter.add(1)
@@ -123,16 +119,14 @@ def test_ranks_that_wait_for_what_the_backup_does_not_know_begin_anew(tmp_path: 
         for run in runs:
             await run.leave()
 
-    play(tmp_path, flags, scenario)
-
 
 @pytest.mark.parametrize(
     ("flags", "saved_in"),
     long_except([(BUMP, 1), ((), 1), ((), 0)], [((), 1)]),
     ids=["bumped", "same revisions", "before the job"],
 )
-def test_quorums_of_torchft_go_on_above_every_id_that_was_given_out(tmp_path, flags, saved_in):
-    async def scenario(kv, save, go_back) -> None:
+async def test_quorums_of_torchft_go_on_above_every_id_that_was_given_out(tmp_path, flags, saved_in):
+    async with cluster_of_one(tmp_path, flags) as (kv, save, go_back):
         lighthouse = Lighthouse(kv, LighthouseConfig(rules=Rules(min_replicas=2)))
         ((_, port),) = await lighthouse.listen("127.0.0.1", 0, "job")
         serving = asyncio.ensure_future(lighthouse.run())
@@ -156,14 +150,11 @@ def test_quorums_of_torchft_go_on_above_every_id_that_was_given_out(tmp_path, fl
         serving.cancel()
         await asyncio.gather(serving, return_exceptions=True)
 
-    play(tmp_path, flags, scenario)
-
 
 @pytest.mark.long
-def test_a_daemon_of_torchft_that_was_started_after_a_restore_gives_out_no_id_again(tmp_path: Path) -> None:
+async def test_a_daemon_of_torchft_that_was_started_after_a_restore_gives_out_no_id_again(tmp_path: Path) -> None:
     """The one that knew the ids is gone with the machines of before; replicas may be left."""
-
-    async def scenario(kv, save, go_back) -> None:
+    async with cluster_of_one(tmp_path, ()) as (kv, save, go_back):
         ids = []
         for life in range(2):
             lighthouse = Lighthouse(kv, LighthouseConfig(rules=Rules(min_replicas=2)))
@@ -182,13 +173,11 @@ def test_a_daemon_of_torchft_that_was_started_after_a_restore_gives_out_no_id_ag
                 await go_back()
         assert ids == sorted(set(ids))
 
-    play(tmp_path, (), scenario)
-
 
 @pytest.mark.long
 @pytest.mark.parametrize("flags", [BUMP, ()], ids=["bumped", "same revisions"])
-def test_a_watch_says_that_its_history_is_gone(tmp_path: Path, flags: tuple[str, ...]) -> None:
-    async def scenario(kv, save, go_back) -> None:
+async def test_a_watch_says_that_its_history_is_gone(tmp_path: Path, flags: tuple[str, ...]) -> None:
+    async with cluster_of_one(tmp_path, flags) as (kv, save, go_back):
         await save()
         await kv.put("a", "lost")
         async with kv.watch("a") as watch:
@@ -199,13 +188,15 @@ def test_a_watch_says_that_its_history_is_gone(tmp_path: Path, flags: tuple[str,
             await kv.put("a", "new")
             assert (await anext(watch)).value == b"new"
 
-    play(tmp_path, flags, scenario)
-
 
 @pytest.mark.long
-def test_a_lock_is_lost_with_the_cluster_that_gave_it(tmp_path: Path) -> None:
-    async def scenario(kv, save, go_back) -> None:
-        async with await kv.lease(30) as lease, kv.session(30) as session:
+async def test_a_lock_is_lost_with_the_cluster_that_gave_it(tmp_path: Path) -> None:
+    with pytest.raises(raftkv.aio.LeaseLost, match="another cluster"):  # noqa: PT012  on leaving the lease
+        async with (
+            cluster_of_one(tmp_path, BUMP) as (kv, save, go_back),
+            await kv.lease(30) as lease,
+            kv.session(30) as session,
+        ):
             await save()
             lock = await kv.lock("l", lease=lease).acquire()
             await session.keep("here", "1")
@@ -215,6 +206,3 @@ def test_a_lock_is_lost_with_the_cluster_that_gave_it(tmp_path: Path) -> None:
             assert (await kv.get("here")).value == b"1"
             await lease.lost.wait()
             assert not lock.held
-
-    with pytest.raises(raftkv.aio.LeaseLost, match="another cluster"):
-        play(tmp_path, BUMP, scenario)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from functools import partial
 from types import SimpleNamespace
 from typing import Any, cast
@@ -57,20 +58,17 @@ async def _cancelled(call: UnaryCall) -> None:
     await over.wait()
 
 
-def _played(play: Callable[[World, Channel], Coroutine[Any, Any, None]], *arounds: Any) -> World:
-    async def main() -> World:
-        world = World(*arounds)
-        [(host, port)] = await world.server.listen("127.0.0.1")
-        async with Channel(f"{host}:{port}") as channel:
-            await play(world, channel)
-        await world.server.close()
-        return world
-
-    return asyncio.run(main())
+@asynccontextmanager
+async def serving(*arounds: Any) -> AsyncIterator[tuple[World, Channel]]:
+    world = World(*arounds)
+    [(host, port)] = await world.server.listen("127.0.0.1")
+    async with Channel(f"{host}:{port}") as channel:
+        yield world, channel
+    await world.server.close()
 
 
-def test_every_method_and_code_is_there_from_the_start() -> None:
-    async def play(world: World, channel: Channel) -> None:
+async def test_every_method_and_code_is_there_from_the_start() -> None:
+    async with serving() as (world, _):
         families = {family.name: family.samples for family in world.metrics()}
         assert {sample.value for sample in families["grpc_server_handled"]} == {0.0}
         assert len(families["grpc_server_handled"]) == 5 * 17
@@ -80,17 +78,14 @@ def test_every_method_and_code_is_there_from_the_start() -> None:
             "grpc_type": "unary",
         }
 
-    _played(play)
 
-
-def test_unary_calls() -> None:
-    async def play(world: World, channel: Channel) -> None:
+async def test_unary_calls() -> None:
+    async with serving() as (world, channel):
         for _ in range(3):
             await channel.unary(PUT, b"a")
         with pytest.raises(RpcError):
             await channel.unary(AUTHENTICATE, b"")
-
-    found = _played(play).samples()
+    found = world.samples()
     put = ("Put", "etcdserverpb.KV", "unary")
     assert found["grpc_server_started_total", *put] == 3
     assert found["grpc_server_handled_total", "OK", *put] == 3
@@ -105,8 +100,8 @@ def test_unary_calls() -> None:
     assert found["etcd_network_client_grpc_sent_bytes_total",] > 4 * 10
 
 
-def test_calls_that_are_no_longer_awaited() -> None:
-    async def play(world: World, channel: Channel) -> None:
+async def test_calls_that_are_no_longer_awaited() -> None:
+    async with serving() as (world, channel):
         call = channel.unary(RANGE, b"")
         served = await world.waiting.get()
         call.cancel()
@@ -115,8 +110,7 @@ def test_calls_that_are_no_longer_awaited() -> None:
         with pytest.raises(RpcError):
             await channel.unary(RANGE, b"", 0.01)
         await _cancelled(await world.waiting.get())
-
-    found = _played(play).samples()
+    found = world.samples()
     range_ = ("Range", "etcdserverpb.KV", "unary")
     assert found["grpc_server_started_total", *range_] == 2
     codes = {key[1] for key in found if key[0] == "grpc_server_handled_total"}
@@ -125,8 +119,8 @@ def test_calls_that_are_no_longer_awaited() -> None:
     assert sum(value for key, value in found.items() if key[0] == "grpc_server_handled_total") == 2
 
 
-def test_streams_count_messages() -> None:
-    async def play(world: World, channel: Channel) -> None:
+async def test_streams_count_messages() -> None:
+    async with serving() as (world, channel):
         stream = channel.stream(WATCH)
         for message in (b"one", b"two"):
             await stream.send(message)
@@ -137,8 +131,7 @@ def test_streams_count_messages() -> None:
         await stream.send(b"fail")
         with pytest.raises(RpcError):
             await stream.receive()
-
-    found = _played(play).samples()
+    found = world.samples()
     watch = ("Watch", "etcdserverpb.Watch", "bidi_stream")
     assert found["grpc_server_msg_received_total", *watch] == found["grpc_server_msg_sent_total", *watch] == 2
     assert found["grpc_server_handled_total", "OK", *watch] == 1
@@ -146,15 +139,12 @@ def test_streams_count_messages() -> None:
     assert ("etcd_network_server_stream_failures_total", "watch", "receive") not in found
 
 
-def test_durations_are_observed_when_enabled() -> None:
+async def test_durations_are_observed_when_enabled() -> None:
     times = CallTimes()
-
-    async def play(world: World, channel: Channel) -> None:
+    async with serving(times.around) as (_, channel):
         await channel.unary(PUT, b"a")
         with pytest.raises(RpcError):
             await channel.unary(AUTHENTICATE, b"")
-
-    _played(play, times.around)
     family, requests = times.collect()
     asked = {(s.labels["type"], s.labels["success"]): s.value for s in requests.samples if s.name.endswith("_count")}
     assert asked == {("Put", "true"): 1, ("Authenticate", "false"): 1}
@@ -162,7 +152,7 @@ def test_durations_are_observed_when_enabled() -> None:
     assert counts == {"Put": 1, "Range": 0, "Authenticate": 1, "Watch": 0, "LeaseKeepAlive": 0}
 
 
-def test_earlier_observer_of_a_call_still_observes_it() -> None:
+async def test_earlier_observer_of_a_call_still_observes_it() -> None:
     seen: list[int] = []
 
     def outer(path: str, kind: Any, handler: Callable[..., Any]) -> Callable[..., Any]:
@@ -172,8 +162,6 @@ def test_earlier_observer_of_a_call_still_observes_it() -> None:
 
         return watched if path == PUT else handler
 
-    async def play(world: World, channel: Channel) -> None:
+    async with serving(outer, CallTimes().around) as (_, channel):
         await channel.unary(PUT, b"a")
-
-    _played(play, outer, CallTimes().around)
     assert seen == [Code.OK]

@@ -7,7 +7,8 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -15,7 +16,6 @@ from typing import Any
 import pytest
 
 from raftkv.client.guard import find_marked
-from raftkv.training.process.faults import End
 from raftkv.training.process.supervisor import Settings, Supervisor, Workers, WorkerStartError, exit_code, free_port
 from raftkv.training.records import Member
 from raftkv.training.rendezvous.world import World
@@ -32,21 +32,16 @@ open(os.environ["READY"], "w").close()
 """
 
 
-def run(code: str, use: Callable[[Workers], Awaitable[None]], count: int = 1, **variables: str) -> Workers:
-    """Start workers, use them, and see to it that nothing of them is left."""
-
-    async def started() -> Workers:
-        environments = [{**os.environ, **variables, "NUMBER": str(number)} for number in range(count)]
-        async with asyncio.timeout(TIMEOUT_S):
-            async with Workers.started([*PYTHON, code], environments, ranks=range(4, 4 + count)) as workers:
-                await use(workers)
-            return workers
-
-    workers = asyncio.run(started())
+@asynccontextmanager
+async def started(code: str, count: int = 1, **variables: str) -> AsyncIterator[Workers]:
+    """Workers of which nothing is left."""
+    environments = [{**os.environ, **variables, "NUMBER": str(number)} for number in range(count)]
+    async with asyncio.timeout(TIMEOUT_S):
+        async with Workers.started([*PYTHON, code], environments, ranks=range(4, 4 + count)) as workers:
+            yield workers
     assert find_marked(workers.mark) == []
-    assert not Path(workers.directory).exists()
+    assert not os.path.exists(workers.directory)  # noqa: ASYNC240
     assert workers.alive == 0
-    return workers
 
 
 @pytest.mark.parametrize(
@@ -64,68 +59,51 @@ def run(code: str, use: Callable[[Workers], Awaitable[None]], count: int = 1, **
         ),
     ],
 )
-def test_an_end_is_told_with_its_cause(code: str, cause: str, told: str, left_with: int) -> None:
-    found: list[End] = []
-
-    async def use(workers: Workers) -> None:
+async def test_an_end_is_told_with_its_cause(code: str, cause: str, told: str, left_with: int) -> None:
+    async with started(code) as workers:
         end = await workers.wait()
-        assert end is not None
-        found.append(end)
-
-    run(code, use)
-    fault = found[0].fault(3, "h-1", "h")
-    assert (fault.cause, str(fault), fault.generation, exit_code(found[0])) == (cause, told, 3, left_with)
+    assert end is not None
+    fault = end.fault(3, "h-1", "h")
+    assert (fault.cause, str(fault), fault.generation, exit_code(end)) == (cause, told, 3, left_with)
 
 
-def test_the_first_fault_is_told_while_others_run() -> None:
-    async def use(workers: Workers) -> None:
+async def test_the_first_fault_is_told_while_others_run() -> None:
+    async with started(f"import os; os.environ['NUMBER'] == '1' and os._exit(3); {FOREVER}", count=3) as workers:
         end = await workers.wait()
         assert end is not None
         assert (end.worker.rank, end.worker.local_rank, end.exit_code) == (5, 1, 3)
         assert workers.alive == 2
 
-    run(f"import os; os.environ['NUMBER'] == '1' and os._exit(3); {FOREVER}", use, count=3)
 
-
-def test_success_is_all_of_them() -> None:
-    async def use(workers: Workers) -> None:
+async def test_success_is_all_of_them() -> None:
+    async with started("pass", count=2) as workers:
         assert await workers.wait() is None
 
-    run("pass", use, count=2)
 
-
-def test_worker_that_ignores_sigterm_is_killed(tmp_path) -> None:
+async def test_worker_that_ignores_sigterm_is_killed(tmp_path) -> None:
     ready = tmp_path / "ready"
-
-    async def use(workers: Workers) -> None:
+    async with started(STUBBORN, READY=str(ready)) as workers:
         await asyncio.to_thread(wait_for, ready.exists, "the worker's signal handler", TIMEOUT_S)
         await workers.stop(grace_s=0.05)
         assert workers.processes[0].process.returncode == -signal.SIGKILL
 
-    run(STUBBORN, use, READY=str(ready))
-
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
-def test_worker_that_leaves_the_group_is_ended_all_the_same(tmp_path, number: signal.Signals) -> None:
+async def test_worker_that_leaves_the_group_is_ended_all_the_same(tmp_path, number: signal.Signals) -> None:
     """A command as ``setsid train`` got no signal, and its node waited for its end for ever."""
     ready = tmp_path / "ready"
     ignores = "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN)" if number == signal.SIGKILL else ""
     code = f"import os; os.setsid(); {ignores}\nopen(os.environ['READY'], 'w').close(); {FOREVER}"
-
-    async def use(workers: Workers) -> None:
+    async with started(code, READY=str(ready)) as workers:
         await asyncio.to_thread(wait_for, ready.exists, "the worker's own session", TIMEOUT_S)
         await workers.stop(grace_s=TIMEOUT_S if number == signal.SIGTERM else 0.05)
         assert workers.processes[0].process.returncode == -number
 
-    run(code, use, READY=str(ready))
 
-
-def test_a_worker_may_end_in_peace_when_asked() -> None:
-    async def use(workers: Workers) -> None:
+async def test_a_worker_may_end_in_peace_when_asked() -> None:
+    async with started(FOREVER) as workers:
         await workers.stop(grace_s=TIMEOUT_S)
         assert workers.processes[0].process.returncode == -signal.SIGTERM
-
-    run(FOREVER, use)
 
 
 async def test_cancelled_start_leaves_no_process() -> None:
