@@ -1,13 +1,17 @@
-"""A certificate authority and certificates for the TLS tests, made by the openssl program."""
+"""A server, and for the TLS tests a certificate authority and certificates, made by the openssl program."""
 
 from __future__ import annotations
 
 import ssl
 import subprocess
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+
+from tests.rpc import services
 
 
 @dataclass(frozen=True)
@@ -68,3 +72,10 @@ def certificates(tmp_path_factory: pytest.TempPathFactory) -> Certificates:
     _signed(folder, "client", "ca")
     _signed(folder, "stranger", "other")
     return Certificates(folder)
+
+
+@pytest.fixture
+@asynccontextmanager
+async def echo() -> AsyncIterator[services.EchoServer]:
+    async with services.echo_server() as echo:
+        yield echo

@@ -60,15 +60,13 @@ async def test_client_streaming() -> None:
         await against(echo, use)
 
 
-async def test_server_streaming() -> None:
-    async with s.echo_server() as echo:
+async def test_server_streaming(echo: s.EchoServer) -> None:
+    def use(channel: grpc.Channel) -> None:
+        call = channel.unary_stream(s.COUNT)
+        assert list(call(b"0", timeout=60)) == []
+        assert list(call(b"1000", timeout=60)) == [b"%d" % number for number in range(1000)]
 
-        def use(channel: grpc.Channel) -> None:
-            call = channel.unary_stream(s.COUNT)
-            assert list(call(b"0", timeout=60)) == []
-            assert list(call(b"1000", timeout=60)) == [b"%d" % number for number in range(1000)]
-
-        await against(echo, use)
+    await against(echo, use)
 
 
 async def test_bidi_streaming_is_a_conversation() -> None:
@@ -93,132 +91,115 @@ async def test_bidi_streaming_is_a_conversation() -> None:
         await against(echo, use)
 
 
-async def test_status_text_details_and_trailers() -> None:
-    async with s.echo_server() as echo:
+async def test_status_text_details_and_trailers(echo: s.EchoServer) -> None:
+    def use(channel: grpc.Channel) -> None:
+        error: Any = error_of(lambda: channel.unary_unary(s.FAIL)("nicht da: ä%\n".encode(), timeout=60))
+        assert error.code() is grpc.StatusCode.NOT_FOUND
+        assert error.details() == "nicht da: ä%\n"
+        trailers = dict(error.trailing_metadata())
+        assert trailers == {"x": "1", "grpc-status-details-bin": b"d\0"}
 
-        def use(channel: grpc.Channel) -> None:
-            error: Any = error_of(lambda: channel.unary_unary(s.FAIL)("nicht da: ä%\n".encode(), timeout=60))
-            assert error.code() is grpc.StatusCode.NOT_FOUND
-            assert error.details() == "nicht da: ä%\n"
-            trailers = dict(error.trailing_metadata())
-            assert trailers == {"x": "1", "grpc-status-details-bin": b"d\0"}
-
-        await against(echo, use)
+    await against(echo, use)
 
 
-async def test_stream_that_fails_after_a_message() -> None:
-    async with s.echo_server() as echo:
+async def test_stream_that_fails_after_a_message(echo: s.EchoServer) -> None:
+    def use(channel: grpc.Channel) -> None:
+        call = channel.stream_stream(s.BREAK)(iter(()), timeout=60)
+        assert next(call) == b"first"
+        error: Any = error_of(lambda: next(call))
+        assert (error.code(), error.details()) == (grpc.StatusCode.FAILED_PRECONDITION, "broke off")
+        assert tuple(error.trailing_metadata()) == (("why", "test"),)
 
-        def use(channel: grpc.Channel) -> None:
-            call = channel.stream_stream(s.BREAK)(iter(()), timeout=60)
-            assert next(call) == b"first"
-            error: Any = error_of(lambda: next(call))
-            assert (error.code(), error.details()) == (grpc.StatusCode.FAILED_PRECONDITION, "broke off")
-            assert tuple(error.trailing_metadata()) == (("why", "test"),)
-
-        await against(echo, use)
+    await against(echo, use)
 
 
-async def test_unknown_paths() -> None:
-    async with s.echo_server() as echo:
+async def test_unknown_paths(echo: s.EchoServer) -> None:
+    def use(channel: grpc.Channel) -> None:
+        for path, text in (
+            ("/test.Echo/Nope", "unknown method Nope for service test.Echo"),
+            ("/test.Nope/Unary", "unknown service test.Nope"),
+        ):
+            error: Any = error_of(lambda path=path: channel.unary_unary(path)(b"", timeout=60))
+            assert (error.code(), error.details()) == (grpc.StatusCode.UNIMPLEMENTED, text)
 
-        def use(channel: grpc.Channel) -> None:
-            for path, text in (
-                ("/test.Echo/Nope", "unknown method Nope for service test.Echo"),
-                ("/test.Nope/Unary", "unknown service test.Nope"),
-            ):
-                error: Any = error_of(lambda path=path: channel.unary_unary(path)(b"", timeout=60))
-                assert (error.code(), error.details()) == (grpc.StatusCode.UNIMPLEMENTED, text)
-
-        await against(echo, use)
+    await against(echo, use)
 
 
-async def test_exceptions_in_handlers_are_internal_say_nothing_and_are_reported() -> None:
-    async with s.echo_server() as echo:
+async def test_exceptions_in_handlers_are_internal_say_nothing_and_are_reported(echo: s.EchoServer) -> None:
+    def use(channel: grpc.Channel) -> None:
+        for path in (s.RAISE, s.RAISE_LATER):
+            error: Any = error_of(lambda path=path: channel.unary_unary(path)(b"", timeout=60))
+            assert (error.code(), error.details()) == (grpc.StatusCode.INTERNAL, "internal error")
 
-        def use(channel: grpc.Channel) -> None:
-            for path in (s.RAISE, s.RAISE_LATER):
-                error: Any = error_of(lambda path=path: channel.unary_unary(path)(b"", timeout=60))
-                assert (error.code(), error.details()) == (grpc.StatusCode.INTERNAL, "internal error")
-
-        await against(echo, use)
-        assert [(path, type(error)) for path, error in echo.reported] == [
-            (s.RAISE, ZeroDivisionError),
-            (s.RAISE_LATER, ZeroDivisionError),
-        ]
+    await against(echo, use)
+    assert [(path, type(error)) for path, error in echo.reported] == [
+        (s.RAISE, ZeroDivisionError),
+        (s.RAISE_LATER, ZeroDivisionError),
+    ]
 
 
-async def test_metadata_reaches_the_handler() -> None:
-    async with s.echo_server() as echo:
+async def test_metadata_reaches_the_handler(echo: s.EchoServer) -> None:
+    def use(channel: grpc.Channel) -> bytes:
+        metadata = (("hasleader", "true"), ("blob-bin", b"\0\xff"))
+        return channel.unary_unary(s.META)(b"", timeout=60, metadata=metadata)
 
-        def use(channel: grpc.Channel) -> bytes:
-            metadata = (("hasleader", "true"), ("blob-bin", b"\0\xff"))
-            return channel.unary_unary(s.META)(b"", timeout=60, metadata=metadata)
-
-        seen = (await against(echo, use)).decode()
-        assert "('hasleader', 'true')" in seen
-        assert "('blob-bin', b'\\x00\\xff')" in seen
-        assert "grpc-timeout" not in seen
+    seen = (await against(echo, use)).decode()
+    assert "('hasleader', 'true')" in seen
+    assert "('blob-bin', b'\\x00\\xff')" in seen
+    assert "grpc-timeout" not in seen
 
 
-async def test_message_above_the_limit() -> None:
-    async with s.echo_server() as echo:
+async def test_message_above_the_limit(echo: s.EchoServer) -> None:
+    def use(channel: grpc.Channel) -> None:
+        for call in (channel.unary_unary(s.UNARY), lambda m, timeout: channel.stream_unary(s.COLLECT)(iter([m]))):
+            error: Any = error_of(lambda call=call: call(bytes(2 * MIB + 1), timeout=60))
+            text = "grpc: received message larger than max (2097153 vs. 2097152)"
+            assert (error.code(), error.details()) == (grpc.StatusCode.RESOURCE_EXHAUSTED, text)
+        assert len(channel.unary_unary(s.UNARY)(bytes(2 * MIB), timeout=60)) == 2 * MIB
 
-        def use(channel: grpc.Channel) -> None:
-            for call in (channel.unary_unary(s.UNARY), lambda m, timeout: channel.stream_unary(s.COLLECT)(iter([m]))):
-                error: Any = error_of(lambda call=call: call(bytes(2 * MIB + 1), timeout=60))
-                text = "grpc: received message larger than max (2097153 vs. 2097152)"
-                assert (error.code(), error.details()) == (grpc.StatusCode.RESOURCE_EXHAUSTED, text)
-            assert len(channel.unary_unary(s.UNARY)(bytes(2 * MIB), timeout=60)) == 2 * MIB
-
-        await against(echo, use)
+    await against(echo, use)
 
 
-async def test_deadline_cancels_the_handler() -> None:
-    async with s.echo_server() as echo:
+async def test_deadline_cancels_the_handler(echo: s.EchoServer) -> None:
+    def use(channel: grpc.Channel) -> None:
+        # Connected before the deadline begins: the call must reach the server within it.
+        channel.unary_unary(s.UNARY)(b"", timeout=20)
+        error: Any = error_of(lambda: channel.unary_unary(s.HANG)(b"", timeout=1.0))
+        assert error.code() is grpc.StatusCode.DEADLINE_EXCEEDED
 
-        def use(channel: grpc.Channel) -> None:
-            # Connected before the deadline begins: the call must reach the server within it.
-            channel.unary_unary(s.UNARY)(b"", timeout=20)
-            error: Any = error_of(lambda: channel.unary_unary(s.HANG)(b"", timeout=1.0))
-            assert error.code() is grpc.StatusCode.DEADLINE_EXCEEDED
-
-        await against(echo, use)
-        await until(lambda: echo.cancelled == ["hang"])
-        assert echo.hanging[0].cancelled
+    await against(echo, use)
+    await until(lambda: echo.cancelled == ["hang"])
+    assert echo.hanging[0].cancelled
 
 
-async def test_cancel_in_mid_stream_cancels_the_handler() -> None:
-    async with s.echo_server() as echo:
-        done = threading.Event()
+async def test_cancel_in_mid_stream_cancels_the_handler(echo: s.EchoServer) -> None:
+    done = threading.Event()
 
-        def use(channel: grpc.Channel) -> None:
-            def ask() -> Iterator[bytes]:
-                yield b"one"
-                done.wait(90)
+    def use(channel: grpc.Channel) -> None:
+        def ask() -> Iterator[bytes]:
+            yield b"one"
+            done.wait(90)
 
-            call = channel.stream_stream(s.BIDI)(ask())
-            assert next(call) == b"one"
-            call.cancel()
-            error: Any = error_of(lambda: next(call))
-            assert error.code() is grpc.StatusCode.CANCELLED
-            done.set()
+        call = channel.stream_stream(s.BIDI)(ask())
+        assert next(call) == b"one"
+        call.cancel()
+        error: Any = error_of(lambda: next(call))
+        assert error.code() is grpc.StatusCode.CANCELLED
+        done.set()
 
-        await against(echo, use)
-        await until(lambda: echo.cancelled == ["bidi"])
-        await until(lambda: not echo.server._tasks)
-        assert echo.reported == []
+    await against(echo, use)
+    await until(lambda: echo.cancelled == ["bidi"])
+    await until(lambda: not echo.server._tasks)
+    assert echo.reported == []
 
 
-async def test_many_calls_at_once() -> None:
-    async with s.echo_server() as echo:
+async def test_many_calls_at_once(echo: s.EchoServer) -> None:
+    def use(channel: grpc.Channel) -> None:
+        call = channel.unary_unary(s.UNARY)
+        futures = [call.future(b"%d" % number, timeout=60) for number in range(500)]
+        assert [future.result() for future in futures] == [b"%d" % number for number in range(500)]
 
-        def use(channel: grpc.Channel) -> None:
-            call = channel.unary_unary(s.UNARY)
-            futures = [call.future(b"%d" % number, timeout=60) for number in range(500)]
-            assert [future.result() for future in futures] == [b"%d" % number for number in range(500)]
-
-        await against(echo, use)
+    await against(echo, use)
 
 
 async def test_as_many_calls_as_a_connection_may_have_wait_at_once() -> None:

@@ -7,6 +7,7 @@ import re
 import socket
 import time
 from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from email.utils import parsedate_to_datetime
 from typing import Any
 
@@ -63,12 +64,18 @@ async def exchange(target: str, request: bytes) -> bytes:
         await writer.wait_closed()
 
 
+@pytest.fixture
+@asynccontextmanager
+async def echo() -> AsyncIterator[s.EchoServer]:
+    async with s.echo_server(LIMITS, handler) as echo:
+        yield echo
+
+
 CLOSE = b"Host: x\r\nConnection: close\r\n"
 
 
-async def test_get() -> None:
-    async with s.echo_server(LIMITS, handler) as echo:
-        answer = await exchange(echo.target, b"GET /show?a=1&b HTTP/1.1\r\nX-Y: z\r\n" + CLOSE + b"\r\n")
+async def test_get(echo: s.EchoServer) -> None:
+    answer = await exchange(echo.target, b"GET /show?a=1&b HTTP/1.1\r\nX-Y: z\r\n" + CLOSE + b"\r\n")
     head, _, body = answer.partition(b"\r\n\r\n")
     assert head.startswith(b"HTTP/1.1 200 OK\r\n")
     assert b"X-Made: yes" in head
@@ -86,13 +93,12 @@ async def test_get() -> None:
         (b"http://a:b@c.example/host", b"nothing here\n"),
     ],
 )
-async def test_a_target_in_absolute_form_names_the_host(target: bytes, seen: bytes) -> None:
+async def test_a_target_in_absolute_form_names_the_host(echo: s.EchoServer, target: bytes, seen: bytes) -> None:
     """RFC 9112, 3.2.2: clients that take this server for their proxy send it, and the Host header counts no more."""
-    async with s.echo_server(LIMITS, handler) as echo:
-        for head in (b"Host: x\r\n", CLOSE):  # the first may become known
-            begin = b"GET %s HTTP/1.1\r\n" % target
-            answer = await exchange(echo.target, begin + head + b"\r\n" + begin + CLOSE + b"\r\n")
-            assert answer.endswith(b"\r\n\r\n" + seen)
+    for head in (b"Host: x\r\n", CLOSE):  # the first may become known
+        begin = b"GET %s HTTP/1.1\r\n" % target
+        answer = await exchange(echo.target, begin + head + b"\r\n" + begin + CLOSE + b"\r\n")
+        assert answer.endswith(b"\r\n\r\n" + seen)
 
 
 @pytest.mark.parametrize(
@@ -105,12 +111,11 @@ async def test_a_target_in_absolute_form_names_the_host(target: bytes, seen: byt
     ],
     ids=["plain", "in pieces", "failed", "not found", "HEAD", "one after another", "refused"],
 )
-async def test_every_answer_has_a_date(request_: bytes) -> None:
+async def test_every_answer_has_a_date(echo: s.EchoServer, request_: bytes) -> None:
     """RFC 9110, 6.6.1: an origin server that has a clock sends one, once."""
     before = int(time.time())
-    async with s.echo_server(LIMITS, handler) as echo:
-        answer = await exchange(echo.target, request_)
-        echo.reported.clear()
+    answer = await exchange(echo.target, request_)
+    echo.reported.clear()
     dates = re.findall(rb"\r\nDate: ([^\r]+)\r\n", answer)
     assert len(dates) == answer.count(b"HTTP/1.1 ")
     for date in dates:
@@ -118,50 +123,44 @@ async def test_every_answer_has_a_date(request_: bytes) -> None:
         assert date.endswith(b" GMT")
 
 
-async def test_head_has_the_length_and_no_body() -> None:
-    async with s.echo_server(LIMITS, handler) as echo:
-        answer = await exchange(echo.target, b"HEAD /show HTTP/1.1\r\n" + CLOSE + b"\r\n")
+async def test_head_has_the_length_and_no_body(echo: s.EchoServer) -> None:
+    answer = await exchange(echo.target, b"HEAD /show HTTP/1.1\r\n" + CLOSE + b"\r\n")
     assert answer.endswith(b"\r\n\r\n")
     assert b"content-length: 8" in answer.lower()
 
 
-async def test_bodies_by_length_and_in_chunks() -> None:
-    async with s.echo_server(LIMITS, handler) as echo:
-        post = b"POST /echo HTTP/1.1\r\n" + CLOSE
-        assert (await exchange(echo.target, post + b"Content-Length: 5\r\n\r\nhello")).endswith(b"\r\n\r\nhello")
-        chunked = post + b"Transfer-Encoding: chunked\r\n\r\n3\r\nhel\r\n2\r\nlo\r\n0\r\n\r\n"
-        assert (await exchange(echo.target, chunked)).endswith(b"\r\n\r\nhello")
+async def test_bodies_by_length_and_in_chunks(echo: s.EchoServer) -> None:
+    post = b"POST /echo HTTP/1.1\r\n" + CLOSE
+    assert (await exchange(echo.target, post + b"Content-Length: 5\r\n\r\nhello")).endswith(b"\r\n\r\nhello")
+    chunked = post + b"Transfer-Encoding: chunked\r\n\r\n3\r\nhel\r\n2\r\nlo\r\n0\r\n\r\n"
+    assert (await exchange(echo.target, chunked)).endswith(b"\r\n\r\nhello")
 
 
-async def test_requests_follow_each_other_on_one_connection() -> None:
-    async with s.echo_server(LIMITS, handler) as echo:
-        one = b"POST /echo HTTP/1.1\r\nHost: x\r\nContent-Length: 1\r\n\r\n"
-        answer = await exchange(echo.target, one + b"a" + one + b"b" + b"GET /show HTTP/1.1\r\n" + CLOSE + b"\r\n")
+async def test_requests_follow_each_other_on_one_connection(echo: s.EchoServer) -> None:
+    one = b"POST /echo HTTP/1.1\r\nHost: x\r\nContent-Length: 1\r\n\r\n"
+    answer = await exchange(echo.target, one + b"a" + one + b"b" + b"GET /show HTTP/1.1\r\n" + CLOSE + b"\r\n")
     assert answer.count(b"HTTP/1.1 200 OK") == 3
     assert answer.index(b"\r\n\r\na") < answer.index(b"\r\n\r\nb")
 
 
-async def test_streamed_answer() -> None:
-    async with s.echo_server(LIMITS, handler) as echo:
-        answer = await exchange(echo.target, b"GET /stream HTTP/1.1\r\n" + CLOSE + b"\r\n")
+async def test_streamed_answer(echo: s.EchoServer) -> None:
+    answer = await exchange(echo.target, b"GET /stream HTTP/1.1\r\n" + CLOSE + b"\r\n")
     assert b"chunked" in answer
     assert [b"piece %d" % number in answer for number in range(3)] == [True] * 3
     assert answer.endswith(b"0\r\n\r\n")
 
 
-async def test_streamed_answer_that_breaks_is_cut_not_ended() -> None:
-    async with s.echo_server(LIMITS, handler) as echo:
-        answer = await exchange(echo.target, b"GET /broken-stream HTTP/1.1\r\n" + CLOSE + b"\r\n")
-        assert not answer.endswith(b"0\r\n\r\n")
-        assert [type(error) for _, error in echo.reported] == [ZeroDivisionError]
+async def test_streamed_answer_that_breaks_is_cut_not_ended(echo: s.EchoServer) -> None:
+    answer = await exchange(echo.target, b"GET /broken-stream HTTP/1.1\r\n" + CLOSE + b"\r\n")
+    assert not answer.endswith(b"0\r\n\r\n")
+    assert [type(error) for _, error in echo.reported] == [ZeroDivisionError]
 
 
-async def test_exception_is_500_and_says_nothing() -> None:
-    async with s.echo_server(LIMITS, handler) as echo:
-        answer = await exchange(echo.target, b"GET /raise HTTP/1.1\r\n" + CLOSE + b"\r\n")
-        assert answer.startswith(b"HTTP/1.1 500 Internal Server Error")
-        assert b"secret" not in answer
-        assert [(path, type(error)) for path, error in echo.reported] == [("/raise", ZeroDivisionError)]
+async def test_exception_is_500_and_says_nothing(echo: s.EchoServer) -> None:
+    answer = await exchange(echo.target, b"GET /raise HTTP/1.1\r\n" + CLOSE + b"\r\n")
+    assert answer.startswith(b"HTTP/1.1 500 Internal Server Error")
+    assert b"secret" not in answer
+    assert [(path, type(error)) for path, error in echo.reported] == [("/raise", ZeroDivisionError)]
 
 
 @pytest.mark.parametrize(
@@ -178,12 +177,11 @@ async def test_exception_is_500_and_says_nothing() -> None:
         (b"POST /echo HTTP/1.1\r\nHost: x\r\nContent-Length: 4\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n", b"400"),
     ],
 )
-async def test_requests_that_are_refused(request_bytes: bytes, status: bytes) -> None:
-    async with s.echo_server(LIMITS, handler) as echo:
-        answer = await exchange(echo.target, request_bytes)
-        assert answer.startswith(b"HTTP/1.1 " + status)
-        await until(lambda: not echo.server.connections)
-        assert echo.reported == []
+async def test_requests_that_are_refused(echo: s.EchoServer, request_bytes: bytes, status: bytes) -> None:
+    answer = await exchange(echo.target, request_bytes)
+    assert answer.startswith(b"HTTP/1.1 " + status)
+    await until(lambda: not echo.server.connections)
+    assert echo.reported == []
 
 
 async def test_without_a_handler_everything_is_404() -> None:
@@ -191,15 +189,14 @@ async def test_without_a_handler_everything_is_404() -> None:
         assert (await exchange(echo.target, b"GET / HTTP/1.1\r\n" + CLOSE + b"\r\n")).startswith(b"HTTP/1.1 404")
 
 
-async def test_expect_continue() -> None:
-    async with s.echo_server(LIMITS, handler) as echo:
-        host, _, port = echo.target.partition(":")
-        reader, writer = await asyncio.open_connection(host, int(port))
-        writer.write(b"POST /echo HTTP/1.1\r\n" + CLOSE + b"Expect: 100-continue\r\nContent-Length: 2\r\n\r\n")
-        assert await reader.readline() == b"HTTP/1.1 100 Continue\r\n"
-        writer.write(b"ok")
-        assert (await reader.read(-1)).endswith(b"\r\n\r\nok")
-        writer.close()
+async def test_expect_continue(echo: s.EchoServer) -> None:
+    host, _, port = echo.target.partition(":")
+    reader, writer = await asyncio.open_connection(host, int(port))
+    writer.write(b"POST /echo HTTP/1.1\r\n" + CLOSE + b"Expect: 100-continue\r\nContent-Length: 2\r\n\r\n")
+    assert await reader.readline() == b"HTTP/1.1 100 Continue\r\n"
+    writer.write(b"ok")
+    assert (await reader.read(-1)).endswith(b"\r\n\r\nok")
+    writer.close()
 
 
 async def test_idle_connections_are_closed() -> None:
@@ -316,43 +313,40 @@ async def answer_over_http2(client: raw.RawClient, stream_id: int) -> bytes:
             return body
 
 
-async def test_plain_requests_over_http2() -> None:
-    async with s.echo_server(LIMITS, handler) as echo:
-        client = await raw.RawClient.connect(echo.target)
-        client.send(raw.headers(1, plain(b"GET", b"/show?q"), raw.END_HEADERS | raw.END_STREAM))
-        assert await answer_over_http2(client, 1) == b"GET q  -"
-        client.send(
-            raw.headers(3, plain(b"POST", b"/echo")) + raw.message(3, b"hel") + raw.message(3, b"lo", raw.END_STREAM)
-        )
-        assert await answer_over_http2(client, 3) == b"hello"
-        client.send(raw.headers(5, plain(b"GET", b"/stream"), raw.END_HEADERS | raw.END_STREAM))
-        assert await answer_over_http2(client, 5) == b"piece 0\npiece 1\npiece 2\n"
-        client.send(raw.headers(7, plain(b"GET", b"/raise"), raw.END_HEADERS | raw.END_STREAM))
-        assert await answer_over_http2(client, 7) == b"internal error\n"
-        client.send(raw.headers(9, plain(b"POST", b"/echo")) + raw.message(9, bytes(1001)))
-        assert await answer_over_http2(client, 9) == b"request body too large\n"
-        client.send(raw.headers(11, plain(b"GET", b"/broken-stream"), raw.END_HEADERS | raw.END_STREAM))
-        assert (await client.until_frame(raw.RST_STREAM, 11))[3] == (2).to_bytes(4, "big")
-        client.close()
+async def test_plain_requests_over_http2(echo: s.EchoServer) -> None:
+    client = await raw.RawClient.connect(echo.target)
+    client.send(raw.headers(1, plain(b"GET", b"/show?q"), raw.END_HEADERS | raw.END_STREAM))
+    assert await answer_over_http2(client, 1) == b"GET q  -"
+    client.send(
+        raw.headers(3, plain(b"POST", b"/echo")) + raw.message(3, b"hel") + raw.message(3, b"lo", raw.END_STREAM)
+    )
+    assert await answer_over_http2(client, 3) == b"hello"
+    client.send(raw.headers(5, plain(b"GET", b"/stream"), raw.END_HEADERS | raw.END_STREAM))
+    assert await answer_over_http2(client, 5) == b"piece 0\npiece 1\npiece 2\n"
+    client.send(raw.headers(7, plain(b"GET", b"/raise"), raw.END_HEADERS | raw.END_STREAM))
+    assert await answer_over_http2(client, 7) == b"internal error\n"
+    client.send(raw.headers(9, plain(b"POST", b"/echo")) + raw.message(9, bytes(1001)))
+    assert await answer_over_http2(client, 9) == b"request body too large\n"
+    client.send(raw.headers(11, plain(b"GET", b"/broken-stream"), raw.END_HEADERS | raw.END_STREAM))
+    assert (await client.until_frame(raw.RST_STREAM, 11))[3] == (2).to_bytes(4, "big")
+    client.close()
 
 
 @pytest.mark.parametrize("path", [b"/show", b"/stream"])
-async def test_an_answer_to_head_over_http2_has_no_body(path: bytes) -> None:
+async def test_an_answer_to_head_over_http2_has_no_body(echo: s.EchoServer, path: bytes) -> None:
     """RFC 9110, 9.3.2; one that never ends, such as the dashboard's figures, would never end either."""
-    async with s.echo_server(LIMITS, handler) as echo:
-        client = await raw.RawClient.connect(echo.target)
-        client.send(raw.headers(1, plain(b"HEAD", path), raw.END_HEADERS | raw.END_STREAM))
-        assert await answer_over_http2(client, 1) == b""
-        client.close()
+    client = await raw.RawClient.connect(echo.target)
+    client.send(raw.headers(1, plain(b"HEAD", path), raw.END_HEADERS | raw.END_STREAM))
+    assert await answer_over_http2(client, 1) == b""
+    client.close()
 
 
-async def test_an_answer_over_http2_has_a_date() -> None:
-    async with s.echo_server(LIMITS, handler) as echo:
-        client = await raw.RawClient.connect(echo.target)
-        client.send(raw.headers(1, plain(b"GET", b"/show"), raw.END_HEADERS | raw.END_STREAM))
-        _, _, _, block = await client.until_frame(raw.HEADERS, 1)
-        assert raw.decode_block(block)[b"date"].endswith(b" GMT")
-        client.close()
+async def test_an_answer_over_http2_has_a_date(echo: s.EchoServer) -> None:
+    client = await raw.RawClient.connect(echo.target)
+    client.send(raw.headers(1, plain(b"GET", b"/show"), raw.END_HEADERS | raw.END_STREAM))
+    _, _, _, block = await client.until_frame(raw.HEADERS, 1)
+    assert raw.decode_block(block)[b"date"].endswith(b" GMT")
+    client.close()
 
 
 async def test_content_type_that_is_not_grpc_without_a_handler_is_415() -> None:
@@ -361,35 +355,33 @@ async def test_content_type_that_is_not_grpc_without_a_handler_is_415() -> None:
         client.send(raw.headers(1, plain(b"GET", b"/"), raw.END_HEADERS | raw.END_STREAM))
         _, flags, _, block = await client.until_frame(raw.HEADERS, 1)
         assert flags & raw.END_STREAM
-        status = raw.decode_block(block)[b":status"]
-        assert status == b"415"
+        assert raw.decode_block(block)[b":status"] == b"415"
         client.close()
 
 
-async def test_a_call_from_a_web_page_reaches_no_handler() -> None:
+async def test_a_call_from_a_web_page_reaches_no_handler(echo: s.EchoServer) -> None:
     """Over both versions of HTTP: a browser names the page's origin, a client of gRPC never does."""
-    async with s.echo_server(LIMITS, handler) as echo:
-        client = await raw.RawClient.connect(echo.target)
-        frames = []
-        for stream_id, path in ((1, s.UNARY), (3, s.BIDI), (5, "/test.Echo/Nothing")):
-            fields = raw.grpc_headers(path, (b"origin", b"http://evil.example"))
-            client.send(raw.headers(stream_id, fields) + raw.message(stream_id, frame(b"x"), raw.END_STREAM))
-            frames.append(await client.until_frame(raw.HEADERS, stream_id))
-            assert frames[-1][1] & raw.END_STREAM
-        assert echo.streams == []
-        echo.server.router.origins = Origins(("http://good.example",))
-        fields = raw.grpc_headers(s.UNARY, (b"origin", b"http://good.example"))
-        client.send(raw.headers(7, fields) + raw.message(7, frame(b"x"), raw.END_STREAM))
-        frames.append(await client.until_frame(raw.HEADERS, 7))
-        client.close()
-        answers = raw.decode_headers(frames)
-        for stream_id in (1, 3, 5):
-            answer = answers[stream_id]
-            assert (answer[b":status"], answer[b"grpc-status"]) == (b"403", b"7")
-            assert b"http://evil.example" in answer[b"grpc-message"]
-        assert answers[7][b":status"] == b"200"
-        head = b"POST /test.Echo/Unary HTTP/1.1\r\nContent-Type: application/grpc\r\nContent-Length: 5\r\n" + CLOSE
-        assert (await exchange(echo.target, head + b"\r\n" + frame(b""))).startswith(b"HTTP/1.1 404 ")
+    client = await raw.RawClient.connect(echo.target)
+    frames = []
+    for stream_id, path in ((1, s.UNARY), (3, s.BIDI), (5, "/test.Echo/Nothing")):
+        fields = raw.grpc_headers(path, (b"origin", b"http://evil.example"))
+        client.send(raw.headers(stream_id, fields) + raw.message(stream_id, frame(b"x"), raw.END_STREAM))
+        frames.append(await client.until_frame(raw.HEADERS, stream_id))
+        assert frames[-1][1] & raw.END_STREAM
+    assert echo.streams == []
+    echo.server.router.origins = Origins(("http://good.example",))
+    fields = raw.grpc_headers(s.UNARY, (b"origin", b"http://good.example"))
+    client.send(raw.headers(7, fields) + raw.message(7, frame(b"x"), raw.END_STREAM))
+    frames.append(await client.until_frame(raw.HEADERS, 7))
+    client.close()
+    answers = raw.decode_headers(frames)
+    for stream_id in (1, 3, 5):
+        answer = answers[stream_id]
+        assert (answer[b":status"], answer[b"grpc-status"]) == (b"403", b"7")
+        assert b"http://evil.example" in answer[b"grpc-message"]
+    assert answers[7][b":status"] == b"200"
+    head = b"POST /test.Echo/Unary HTTP/1.1\r\nContent-Type: application/grpc\r\nContent-Length: 5\r\n" + CLOSE
+    assert (await exchange(echo.target, head + b"\r\n" + frame(b""))).startswith(b"HTTP/1.1 404 ")
 
 
 async def test_a_handler_knows_whether_the_request_came_to_a_loopback_address() -> None:
@@ -408,15 +400,14 @@ async def test_a_handler_knows_whether_the_request_came_to_a_loopback_address() 
     assert seen == [True, True]
 
 
-async def test_the_kernel_asks_for_clients_that_say_nothing() -> None:
-    async with s.echo_server(LIMITS, handler) as echo:
-        host, _, port = echo.target.partition(":")
-        reader, writer = await asyncio.open_connection(host, int(port))
-        writer.write(b"GET /echo HTTP/1.1\r\nHost: x\r\n\r\n")
-        await reader.readuntil(b"\r\n\r\n")
-        (connection,) = echo.server.connections
-        http1: Any = connection._http1
-        sock = http1._transport.get_extra_info("socket")
-        assert sock.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE) == 1
-        assert sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE) == LIMITS.http1_probe_s
-        writer.close()
+async def test_the_kernel_asks_for_clients_that_say_nothing(echo: s.EchoServer) -> None:
+    host, _, port = echo.target.partition(":")
+    reader, writer = await asyncio.open_connection(host, int(port))
+    writer.write(b"GET /echo HTTP/1.1\r\nHost: x\r\n\r\n")
+    await reader.readuntil(b"\r\n\r\n")
+    (connection,) = echo.server.connections
+    http1: Any = connection._http1
+    sock = http1._transport.get_extra_info("socket")
+    assert sock.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE) == 1
+    assert sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE) == LIMITS.http1_probe_s
+    writer.close()

@@ -44,29 +44,27 @@ async def test_answering_twice_is_a_bug_and_answering_too_late_is_not() -> None:
         echo.hanging[1].fail(1)
 
 
-async def test_the_server_ends_calls_past_their_deadline_by_itself() -> None:
+async def test_the_server_ends_calls_past_their_deadline_by_itself(echo: s.EchoServer) -> None:
     """A raw client does not enforce its own deadline."""
-    async with s.echo_server() as echo:
-        client = await raw.RawClient.connect(echo.target)
-        client.send(raw.headers(1, raw.grpc_headers(s.HANG, (b"grpc-timeout", b"50m"))))
-        client.send(raw.message(1, frame(b""), raw.END_STREAM))
-        _, flags, _, block = await client.until_frame(raw.HEADERS, 1)
-        assert flags & raw.END_STREAM
-        assert raw.decode_block(block)[b"grpc-status"] == b"4"
-        assert echo.cancelled == ["hang"]
-        client.close()
+    client = await raw.RawClient.connect(echo.target)
+    client.send(raw.headers(1, raw.grpc_headers(s.HANG, (b"grpc-timeout", b"50m"))))
+    client.send(raw.message(1, frame(b""), raw.END_STREAM))
+    _, flags, _, block = await client.until_frame(raw.HEADERS, 1)
+    assert flags & raw.END_STREAM
+    assert raw.decode_block(block)[b"grpc-status"] == b"4"
+    assert echo.cancelled == ["hang"]
+    client.close()
 
 
-async def test_deadline_of_a_stream_cancels_its_task() -> None:
-    async with s.echo_server() as echo:
-        client = await raw.RawClient.connect(echo.target)
-        client.send(raw.headers(1, raw.grpc_headers(s.BIDI, (b"grpc-timeout", b"50m"))))
-        assert raw.decode_block((await client.until_frame(raw.HEADERS, 1))[3])[b"grpc-status"] == b"4"
-        # The request was not finished: the server asks the client to stop sending it.
-        assert (await client.until_frame(raw.RST_STREAM, 1))[3] == bytes(4)
-        await until(lambda: not echo.server._tasks)
-        assert echo.cancelled == ["bidi"]
-        client.close()
+async def test_deadline_of_a_stream_cancels_its_task(echo: s.EchoServer) -> None:
+    client = await raw.RawClient.connect(echo.target)
+    client.send(raw.headers(1, raw.grpc_headers(s.BIDI, (b"grpc-timeout", b"50m"))))
+    assert raw.decode_block((await client.until_frame(raw.HEADERS, 1))[3])[b"grpc-status"] == b"4"
+    # The request was not finished: the server asks the client to stop sending it.
+    assert (await client.until_frame(raw.RST_STREAM, 1))[3] == bytes(4)
+    await until(lambda: not echo.server._tasks)
+    assert echo.cancelled == ["bidi"]
+    client.close()
 
 
 @pytest.mark.parametrize(
@@ -83,92 +81,85 @@ async def test_deadline_of_a_stream_cancels_its_task() -> None:
         (b"\1\0\0\0\1a", 0, "grpc: compressed flag set with identity or empty encoding"),
     ],
 )
-async def test_unary_requests_that_break_the_protocol(body: bytes, flags: int, text: str) -> None:
-    async with s.echo_server() as echo:
-        client = await raw.RawClient.connect(echo.target)
-        client.send(raw.headers(1, raw.grpc_headers(s.HANG)) + raw.message(1, body, flags))
-        answer = raw.decode_block((await client.until_frame(raw.HEADERS, 1))[3])
-        assert (answer[b"grpc-status"], answer[b"grpc-message"]) == (b"13", text.encode())
-        assert not echo.hanging
-        client.close()
+async def test_unary_requests_that_break_the_protocol(echo: s.EchoServer, body: bytes, flags: int, text: str) -> None:
+    client = await raw.RawClient.connect(echo.target)
+    client.send(raw.headers(1, raw.grpc_headers(s.HANG)) + raw.message(1, body, flags))
+    answer = raw.decode_block((await client.until_frame(raw.HEADERS, 1))[3])
+    assert (answer[b"grpc-status"], answer[b"grpc-message"]) == (b"13", text.encode())
+    assert not echo.hanging
+    client.close()
 
 
 @pytest.mark.parametrize("content_type", [b"application/grpc+json", b"application/grpc;charset=utf-8"])
-async def test_a_content_type_may_say_more_than_that_it_is_grpc(content_type: bytes) -> None:
+async def test_a_content_type_may_say_more_than_that_it_is_grpc(echo: s.EchoServer, content_type: bytes) -> None:
     fields = tuple((n, content_type if n == b"content-type" else v) for n, v in raw.grpc_headers(s.UNARY))
-    async with s.echo_server() as echo:
-        client = await raw.RawClient.connect(echo.target)
-        client.send(raw.headers(1, fields) + raw.message(1, frame(b"hello"), raw.END_STREAM))
-        assert (await client.until_frame(raw.DATA, 1))[3] == frame(b"hello")
-        client.close()
+    client = await raw.RawClient.connect(echo.target)
+    client.send(raw.headers(1, fields) + raw.message(1, frame(b"hello"), raw.END_STREAM))
+    assert (await client.until_frame(raw.DATA, 1))[3] == frame(b"hello")
+    client.close()
 
 
 @pytest.mark.parametrize(
     ("field", "http_status", "code"),
     [((b"grpc-timeout", b"soon"), b"200", b"13"), ((b"grpc-encoding", b"snappy"), b"200", b"12")],
 )
-async def test_headers_that_break_the_protocol(field: tuple[bytes, bytes], http_status: bytes, code: bytes) -> None:
-    async with s.echo_server() as echo:
-        client = await raw.RawClient.connect(echo.target)
-        client.send(raw.headers(1, raw.grpc_headers(s.UNARY, field)) + raw.message(1, frame(b""), raw.END_STREAM))
-        answer = raw.decode_block((await client.until_frame(raw.HEADERS, 1))[3])
-        assert (answer[b":status"], answer[b"grpc-status"]) == (http_status, code)
-        client.close()
+async def test_headers_that_break_the_protocol(
+    echo: s.EchoServer, field: tuple[bytes, bytes], http_status: bytes, code: bytes
+) -> None:
+    client = await raw.RawClient.connect(echo.target)
+    client.send(raw.headers(1, raw.grpc_headers(s.UNARY, field)) + raw.message(1, frame(b""), raw.END_STREAM))
+    answer = raw.decode_block((await client.until_frame(raw.HEADERS, 1))[3])
+    assert (answer[b":status"], answer[b"grpc-status"]) == (http_status, code)
+    client.close()
 
 
 @pytest.mark.parametrize("path", [s.BIDI, s.COUNT, s.LATER])
-async def test_a_call_whose_timeout_is_malformed_leaves_no_task(path: str) -> None:
+async def test_a_call_whose_timeout_is_malformed_leaves_no_task(echo: s.EchoServer, path: str) -> None:
     """Its handler would wait for a request, for ever: also when the connection has gone."""
-    async with s.echo_server() as echo:
-        client = await raw.RawClient.connect(echo.target)
-        fields = raw.grpc_headers(path, (b"grpc-timeout", b"soon"))
-        client.send(b"".join(raw.headers(one, fields) for one in range(1, 200, 2)))
-        await client.until_frame(raw.HEADERS, 199)
-        answers = raw.decode_headers(client.frames).values()
-        assert {fields[b"grpc-message"] for fields in answers} == {b"malformed grpc-timeout: 'soon'"}
-        await until(lambda: not echo.server._tasks)
-        assert not echo.streams
-        client.close()
+    client = await raw.RawClient.connect(echo.target)
+    fields = raw.grpc_headers(path, (b"grpc-timeout", b"soon"))
+    client.send(b"".join(raw.headers(one, fields) for one in range(1, 200, 2)))
+    await client.until_frame(raw.HEADERS, 199)
+    answers = raw.decode_headers(client.frames).values()
+    assert {fields[b"grpc-message"] for fields in answers} == {b"malformed grpc-timeout: 'soon'"}
+    await until(lambda: not echo.server._tasks)
+    assert not echo.streams
+    client.close()
 
 
-async def test_connect_method_without_a_path_does_no_harm() -> None:
-    async with s.echo_server() as echo:
-        client = await raw.RawClient.connect(echo.target)
-        fields = ((b":method", b"CONNECT"), (b":authority", b"x"), (b"content-type", b"application/grpc"))
-        client.send(raw.headers(1, fields, raw.END_HEADERS | raw.END_STREAM))
-        assert raw.decode_block((await client.until_frame(raw.HEADERS, 1))[3])[b":status"] == b"405"
-        client.close()
+async def test_connect_method_without_a_path_does_no_harm(echo: s.EchoServer) -> None:
+    client = await raw.RawClient.connect(echo.target)
+    fields = ((b":method", b"CONNECT"), (b":authority", b"x"), (b"content-type", b"application/grpc"))
+    client.send(raw.headers(1, fields, raw.END_HEADERS | raw.END_STREAM))
+    assert raw.decode_block((await client.until_frame(raw.HEADERS, 1))[3])[b":status"] == b"405"
+    client.close()
 
 
-async def test_reset_in_the_same_bytes_as_the_request_harms_no_other_call() -> None:
-    async with s.echo_server() as echo:
-        client = await raw.RawClient.connect(echo.target)
-        for path in (s.UNARY, "/no/Such", s.BIDI, s.RAISE):
-            odd = {s.UNARY: 1, "/no/Such": 3, s.BIDI: 5, s.RAISE: 7}[path]
-            client.send(
-                raw.headers(odd, raw.grpc_headers(path))
-                + raw.message(odd, frame(b"x"), raw.END_STREAM)
-                + raw.reset(odd)
-            )
-        client.send(raw.headers(99, raw.grpc_headers(s.UNARY)) + raw.message(99, frame(b"good"), raw.END_STREAM))
-        await client.until_frame(raw.HEADERS, 99)
-        assert (await client.until_frame(raw.DATA, 99))[3] == frame(b"good")
-        client.close()
+async def test_reset_in_the_same_bytes_as_the_request_harms_no_other_call(echo: s.EchoServer) -> None:
+    client = await raw.RawClient.connect(echo.target)
+    for path in (s.UNARY, "/no/Such", s.BIDI, s.RAISE):
+        odd = {s.UNARY: 1, "/no/Such": 3, s.BIDI: 5, s.RAISE: 7}[path]
+        client.send(
+            raw.headers(odd, raw.grpc_headers(path)) + raw.message(odd, frame(b"x"), raw.END_STREAM) + raw.reset(odd)
+        )
+    client.send(raw.headers(99, raw.grpc_headers(s.UNARY)) + raw.message(99, frame(b"good"), raw.END_STREAM))
+    await client.until_frame(raw.HEADERS, 99)
+    assert (await client.until_frame(raw.DATA, 99))[3] == frame(b"good")
+    client.close()
 
 
-async def test_a_connection_has_room_for_ten_thousand_calls_and_a_large_request() -> None:
+async def test_a_connection_has_room_for_ten_thousand_calls_and_a_large_request(echo: s.EchoServer) -> None:
     """jetcd opens a stream for each watch: above the limit its further calls, puts too, wait in the client."""
-    async with s.echo_server() as echo:
-        client = await raw.RawClient.connect(echo.target)
-        for stream_id in range(1, 19_999, 2):
-            client.send(raw.headers(stream_id) + raw.message(stream_id, frame(b""), raw.END_STREAM))
-        await until(lambda: len(echo.hanging) == 9_999)
-        large = frame(bytes(20_000))
-        client.send(raw.headers(19_999, raw.grpc_headers(s.UNARY)) + raw.message(19_999, large[:16_000]))
-        client.send(raw.message(19_999, large[16_000:], raw.END_STREAM))
-        _, _, _, answer = await client.until_frame(raw.DATA, 19_999)
-        assert answer == large[: len(answer)]
-        client.close()
+    client = await raw.RawClient.connect(echo.target)
+    for stream_id in range(1, 19_999, 2):
+        client.send(raw.headers(stream_id) + raw.message(stream_id, frame(b""), raw.END_STREAM))
+    await until(lambda: len(echo.hanging) == 9_999)
+    large = frame(bytes(20_000))
+    client.send(raw.headers(19_999, raw.grpc_headers(s.UNARY)) + raw.message(19_999, large[:16_000]))
+    client.send(raw.message(19_999, large[16_000:], raw.END_STREAM))
+    _, _, _, answer = await client.until_frame(raw.DATA, 19_999)
+    assert answer == large[: len(answer)]
+    client.close()
 
 
 async def test_drain_lets_calls_finish_and_closes_after_the_last() -> None:
@@ -363,7 +354,7 @@ async def test_a_connection_that_has_no_streams_left_is_replaced() -> None:
         lasting.cancel()
 
 
-async def test_a_handler_that_only_sends_pauses_when_its_call_is_over() -> None:
+async def test_a_handler_that_only_sends_pauses_when_its_call_is_over(echo: s.EchoServer) -> None:
     """A connection may be ended in the turn in which it woke the handler, and the cancellation come in a later one."""
     sent = 0
 
@@ -378,13 +369,12 @@ async def test_a_handler_that_only_sends_pauses_when_its_call_is_over() -> None:
             sent += 1
             await call.send(b"lost")
 
-    async with s.echo_server() as echo:
-        echo.server.stream("/test.Echo/Endless", endless)
-        client = await raw.RawClient.connect(echo.target)
-        client.send(raw.headers(1, raw.grpc_headers("/test.Echo/Endless")))
-        await until(lambda: sent and not echo.server._tasks)
-        assert sent == 1
-        client.close()
+    echo.server.stream("/test.Echo/Endless", endless)
+    client = await raw.RawClient.connect(echo.target)
+    client.send(raw.headers(1, raw.grpc_headers("/test.Echo/Endless")))
+    await until(lambda: sent and not echo.server._tasks)
+    assert sent == 1
+    client.close()
 
 
 class _Failing(asyncio.Transport):

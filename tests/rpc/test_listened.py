@@ -9,6 +9,8 @@ import itertools
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
+import pytest
+
 from raftkv.rpc import Channel, Code, RpcError, Server
 from raftkv.rpc.framing import frame
 from raftkv.rpc.server.router import Kind
@@ -83,44 +85,48 @@ async def scene(handler: Handler = _listen, **more: Any) -> AsyncIterator[Scene]
         await server.close()
 
 
-async def test_requests_are_answered_without_a_task() -> None:
+@pytest.fixture
+@contextlib.asynccontextmanager
+async def here() -> AsyncIterator[Scene]:
     async with scene() as here:
+        yield here
+
+
+async def test_requests_are_answered_without_a_task(here: Scene) -> None:
+    stream = here.channel.stream(PATH)
+    await stream.send(b"one")
+    assert await stream.receive() == b"one"
+    tasks = {task for task in asyncio.all_tasks() if "TaskCall" in repr(task.get_coro())}
+    assert not tasks
+    await stream.send(b"two")
+    stream.half_close()
+    assert [await stream.receive(), await stream.receive()] == [b"two", None]
+    assert here.heard == ["one", "two", "half closed", "released"]
+    assert here.server.router.routes[PATH.encode()].counts.answered == 1
+
+
+async def test_final_answer_follows_the_earlier_ones_whole(here: Scene) -> None:
+    counts = here.server.router.routes[PATH.encode()].counts
+    for number, before in enumerate(([], [b"one"]), 1):
         stream = here.channel.stream(PATH)
-        await stream.send(b"one")
-        assert await stream.receive() == b"one"
-        tasks = {task for task in asyncio.all_tasks() if "TaskCall" in repr(task.get_coro())}
-        assert not tasks
-        await stream.send(b"two")
+        for message in (*before, b"at the end", b"at the end"):
+            await stream.send(message)
         stream.half_close()
-        assert [await stream.receive(), await stream.receive()] == [b"two", None]
-        assert here.heard == ["one", "two", "half closed", "released"]
-        assert here.server.router.routes[PATH.encode()].counts.answered == 1
+        assert [message async for message in stream] == [*before, b"at the end", b"at the end"]
+        assert here.heard[-2:] == ["half closed", "released"]
+        assert (counts.answered, counts.sent) == (number, 2 * number + len(before))
+    assert here.server.answers.used_bytes == 0
 
 
-async def test_final_answer_follows_the_earlier_ones_whole() -> None:
-    async with scene() as here:
-        counts = here.server.router.routes[PATH.encode()].counts
-        for number, before in enumerate(([], [b"one"]), 1):
-            stream = here.channel.stream(PATH)
-            for message in (*before, b"at the end", b"at the end"):
-                await stream.send(message)
-            stream.half_close()
-            assert [message async for message in stream] == [*before, b"at the end", b"at the end"]
-            assert here.heard[-2:] == ["half closed", "released"]
-            assert (counts.answered, counts.sent) == (number, 2 * number + len(before))
-        assert here.server.answers.used_bytes == 0
-
-
-async def test_final_answer_waits_for_a_window() -> None:
-    async with scene() as here:
-        closed = raw.PREFACE + raw.settings((4, 0)) + raw.frame(raw.SETTINGS, raw.ACK, 0)
-        client = await raw.RawClient.connect(here.channel.targets[0], closed)
-        client.send(raw.headers(1, raw.grpc_headers(PATH)) + raw.message(1, frame(b"at the end"), raw.END_STREAM))
-        await until(lambda: here.heard == ["at the end", "half closed", "released"])
-        client.send(raw.frame(raw.WINDOW_UPDATE, 0, 1, (1000).to_bytes(4, "big")))
-        assert (await client.until_frame(raw.DATA))[3] == frame(b"at the end")
-        assert (await client.until_frame(raw.HEADERS))[1] & raw.END_STREAM
-        client.close()
+async def test_final_answer_waits_for_a_window(here: Scene) -> None:
+    closed = raw.PREFACE + raw.settings((4, 0)) + raw.frame(raw.SETTINGS, raw.ACK, 0)
+    client = await raw.RawClient.connect(here.channel.targets[0], closed)
+    client.send(raw.headers(1, raw.grpc_headers(PATH)) + raw.message(1, frame(b"at the end"), raw.END_STREAM))
+    await until(lambda: here.heard == ["at the end", "half closed", "released"])
+    client.send(raw.frame(raw.WINDOW_UPDATE, 0, 1, (1000).to_bytes(4, "big")))
+    assert (await client.until_frame(raw.DATA))[3] == frame(b"at the end")
+    assert (await client.until_frame(raw.HEADERS))[1] & raw.END_STREAM
+    client.close()
 
 
 async def test_a_handler_refuses_and_nothing_of_the_call_stays() -> None:
@@ -169,33 +175,31 @@ async def test_a_message_may_end_the_call_and_those_behind_it_are_not_heard() ->
             assert counts.failed == ({} if word == b"finish" else {Code.ABORTED: 1})
 
 
-async def test_the_last_word_of_a_listener_says_how_the_client_left() -> None:
-    async with scene() as here:
-        stream = here.channel.stream(PATH)
-        await stream.send(b"one")
-        await stream.receive()
-        stream.cancel()
-        await until(lambda: here.heard == ["one", "released"])
-        client = await raw.RawClient.connect(here.channel.targets[0])
-        client.send(raw.headers(1, raw.grpc_headers(PATH)) + raw.message(1, frame(b"one")))
-        await until(lambda: len(here.echoes) == 2 and here.heard == ["one"])
-        client.close()
-        await until(lambda: here.heard == ["one", "severed"])
-        last = here.channel.stream(PATH)
-        await last.send(b"one")
-        await last.receive()
-        here.echoes[-1].call.abort(RpcError(Code.UNAVAILABLE, "stopping"))
-        assert (await failure(last.receive())).text == "stopping"
-        assert here.heard == ["one", "released"]
+async def test_the_last_word_of_a_listener_says_how_the_client_left(here: Scene) -> None:
+    stream = here.channel.stream(PATH)
+    await stream.send(b"one")
+    await stream.receive()
+    stream.cancel()
+    await until(lambda: here.heard == ["one", "released"])
+    client = await raw.RawClient.connect(here.channel.targets[0])
+    client.send(raw.headers(1, raw.grpc_headers(PATH)) + raw.message(1, frame(b"one")))
+    await until(lambda: len(here.echoes) == 2 and here.heard == ["one"])
+    client.close()
+    await until(lambda: here.heard == ["one", "severed"])
+    last = here.channel.stream(PATH)
+    await last.send(b"one")
+    await last.receive()
+    here.echoes[-1].call.abort(RpcError(Code.UNAVAILABLE, "stopping"))
+    assert (await failure(last.receive())).text == "stopping"
+    assert here.heard == ["one", "released"]
 
 
-async def test_half_a_message_is_no_request() -> None:
-    async with scene() as here:
-        client = await raw.RawClient.connect(here.channel.targets[0])
-        client.send(raw.headers(1, raw.grpc_headers(PATH)) + raw.message(1, frame(b"one")[:-1], raw.END_STREAM))
-        await until(lambda: here.heard == ["released"])
-        assert here.server.router.routes[PATH.encode()].counts.failed == {Code.INTERNAL: 1}
-        client.close()
+async def test_half_a_message_is_no_request(here: Scene) -> None:
+    client = await raw.RawClient.connect(here.channel.targets[0])
+    client.send(raw.headers(1, raw.grpc_headers(PATH)) + raw.message(1, frame(b"one")[:-1], raw.END_STREAM))
+    await until(lambda: here.heard == ["released"])
+    assert here.server.router.routes[PATH.encode()].counts.failed == {Code.INTERNAL: 1}
+    client.close()
 
 
 async def test_guard_may_begin_a_call_later() -> None:
@@ -228,28 +232,27 @@ async def test_guard_may_begin_a_call_later() -> None:
         assert len(here.echoes) == 1, "an ended call is not reported"
 
 
-async def test_calls_that_are_over_leave_no_cycles() -> None:
-    async with scene() as here:
-        client = await raw.RawClient.connect(here.channel.targets[0])
-        ids = itertools.count(1, 2)
+async def test_calls_that_are_over_leave_no_cycles(here: Scene) -> None:
+    client = await raw.RawClient.connect(here.channel.targets[0])
+    ids = itertools.count(1, 2)
 
-        async def one(word: bytes) -> None:
-            stream_id = next(ids)
-            client.send(raw.headers(stream_id, raw.grpc_headers(PATH)) + raw.message(stream_id, frame(word)))
-            await until(lambda: here.heard)
-            client.send(raw.reset(stream_id))
-            await until(lambda: here.heard[-1] == "released")
-            here.echoes.clear()
+    async def one(word: bytes) -> None:
+        stream_id = next(ids)
+        client.send(raw.headers(stream_id, raw.grpc_headers(PATH)) + raw.message(stream_id, frame(word)))
+        await until(lambda: here.heard)
+        client.send(raw.reset(stream_id))
+        await until(lambda: here.heard[-1] == "released")
+        here.echoes.clear()
 
-        words = (b"one", b"finish", b"fail", b"raise")
-        for word in words:
+    words = (b"one", b"finish", b"fail", b"raise")
+    for word in words:
+        await one(word)
+    gc.collect()
+    gc.disable()
+    try:
+        for word in words * CALLS:
             await one(word)
-        gc.collect()
-        gc.disable()
-        try:
-            for word in words * CALLS:
-                await one(word)
-            assert gc.collect() < CALLS
-        finally:
-            gc.enable()
-            client.close()
+        assert gc.collect() < CALLS
+    finally:
+        gc.enable()
+        client.close()

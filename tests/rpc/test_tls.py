@@ -51,24 +51,22 @@ async def test_both_ours_with_client_certificate(certificates: Certificates) -> 
     assert (("commonName", "client"),) in seen[0].peer.certificate["subject"]
 
 
-async def test_plain_text_and_tls_on_one_port(certificates: Certificates) -> None:
-    async with s.echo_server() as echo:
-        ((host, port),) = await echo.server.listen("127.0.0.1", 0, certificates.server_context(), plain_too=True)
-        for context in (None, certificates.client_context()):
-            async with Channel(f"{host}:{port}", context) as channel:
-                assert await channel.unary(s.UNARY, bytes(100_000), 20) == bytes(100_000)
+async def test_plain_text_and_tls_on_one_port(echo: s.EchoServer, certificates: Certificates) -> None:
+    ((host, port),) = await echo.server.listen("127.0.0.1", 0, certificates.server_context(), plain_too=True)
+    for context in (None, certificates.client_context()):
+        async with Channel(f"{host}:{port}", context) as channel:
+            assert await channel.unary(s.UNARY, bytes(100_000), 20) == bytes(100_000)
 
 
-async def test_plain_http_is_refused_where_grpc_is_alone() -> None:
-    async with s.echo_server() as echo:
-        ((host, port),) = await echo.server.listen("127.0.0.1", 0, grpc_only=True)
-        async with Channel(f"{host}:{port}") as channel:
-            assert await channel.unary(s.UNARY, b"a", 20) == b"a"
-        reader, writer = await asyncio.open_connection(host, port)
-        writer.write(b"GET / HTTP/1.1\r\nhost: a\r\n\r\n")
-        with contextlib.suppress(ConnectionError):
-            assert await reader.read() == b""
-        writer.close()
+async def test_plain_http_is_refused_where_grpc_is_alone(echo: s.EchoServer) -> None:
+    ((host, port),) = await echo.server.listen("127.0.0.1", 0, grpc_only=True)
+    async with Channel(f"{host}:{port}") as channel:
+        assert await channel.unary(s.UNARY, b"a", 20) == b"a"
+    reader, writer = await asyncio.open_connection(host, port)
+    writer.write(b"GET / HTTP/1.1\r\nhost: a\r\n\r\n")
+    with contextlib.suppress(ConnectionError):
+        assert await reader.read() == b""
+    writer.close()
 
 
 @pytest.mark.parametrize("name", [None, "stranger"])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -70,16 +71,22 @@ def test_replay_does_not_depend_on_hash_seed(capsys: pytest.CaptureFixture[str])
     assert there == here
 
 
+@pytest.fixture
+def run() -> Iterator[Directed]:
+    """A run of three machines in its first generation."""
+    with scenario(3) as run:
+        run.forms(3)
+        yield run
+
+
 # ---- P4: one fault, one generation
 
 
 @pytest.mark.parametrize("index", [0, 1, 2])
-def test_a_worker_that_fails_costs_one_generation(index: int) -> None:
-    with scenario(3) as run:
-        run.forms(3)
-        with run.generations(1):
-            run.node(index).fails = True
-        assert len(run.members) == 3
+def test_a_worker_that_fails_costs_one_generation(run: Directed, index: int) -> None:
+    with run.generations(1):
+        run.node(index).fails = True
+    assert len(run.members) == 3
 
 
 def test_fault_reaches_all_nodes_before_its_reporter_has_stopped() -> None:
@@ -163,13 +170,11 @@ def test_a_frozen_node_costs_one_generation_and_another_when_it_is_back() -> Non
         assert len(run.members) == 3
 
 
-def test_a_frozen_node_that_thaws_in_time_costs_nothing() -> None:
-    with scenario(3) as run:
-        run.forms(3)
-        with run.generations(0):
-            run.faults.freeze(run.node(1))
-            run.pass_time(0.5)
-            run.faults.heal()
+def test_a_frozen_node_that_thaws_in_time_costs_nothing(run: Directed) -> None:
+    with run.generations(0):
+        run.faults.freeze(run.node(1))
+        run.pass_time(0.5)
+        run.faults.heal()
 
 
 def test_a_newcomer_costs_one_generation_and_a_standby_none() -> None:
@@ -222,15 +227,13 @@ def test_short_lived_node_costs_only_its_own_generations() -> None:
             run.require(run.checker.generation - before <= 2, "more than two generations")
 
 
-def test_an_agent_restarted_at_once_costs_one_generation_or_two() -> None:
-    with scenario(3) as run:
-        run.forms(3)
-        before = run.checker.generation
-        run.node(1).kill()
-        run.add_agent("h1")
-        run.forms(3)
-        # The others may have gone on without it first, if it is back only after they were.
-        assert run.checker.generation - before <= 2
+def test_an_agent_restarted_at_once_costs_one_generation_or_two(run: Directed) -> None:
+    before = run.checker.generation
+    run.node(1).kill()
+    run.add_agent("h1")
+    run.forms(3)
+    # The others may have gone on without it first, if it is back only after they were.
+    assert run.checker.generation - before <= 2
 
 
 def one_fault(run: Directed, kind: str) -> None:
@@ -279,15 +282,13 @@ def test_losing_the_store_ends_nothing(kind: str, duration_s: float) -> None:
         assert all(agent.last_generation == 1 and agent.workers for agent in run.members)
 
 
-def test_fault_during_an_outage_costs_one_generation() -> None:
-    with scenario(3) as run:
-        run.forms(3)
-        with run.generations(1, limit_s=60.0):
-            run.cluster.outage(20.0)
-            run.pass_time(5.0)
-            run.node(2).fails = True
-            run.pass_time(25.0)
-        assert len(run.members) == 3
+def test_fault_during_an_outage_costs_one_generation(run: Directed) -> None:
+    with run.generations(1, limit_s=60.0):
+        run.cluster.outage(20.0)
+        run.pass_time(5.0)
+        run.node(2).fails = True
+        run.pass_time(25.0)
+    assert len(run.members) == 3
 
 
 @pytest.mark.long
@@ -354,48 +355,40 @@ def test_first_generation_waits_for_last_call_or_expected_nodes() -> None:
         assert run.checker.generation == 1
 
 
-def test_a_run_that_is_closed_leaves_its_generation_and_nothing_else() -> None:
-    with scenario(3) as run:
-        run.forms(3)
-        run.close_run()
-        run.check()
-        assert not run.live
-        run.add_agent()
-        run.add_agent()
-        run.forms(2)
-        assert run.checker.generation == 2, "generations do not begin again with a run of the same id"
+def test_a_run_that_is_closed_leaves_its_generation_and_nothing_else(run: Directed) -> None:
+    run.close_run()
+    run.check()
+    assert not run.live
+    run.add_agent()
+    run.add_agent()
+    run.forms(2)
+    assert run.checker.generation == 2, "generations do not begin again with a run of the same id"
 
 
-def test_another_job_with_the_same_id_is_refused() -> None:
-    with scenario(3) as run:
-        run.forms(3)
-        with run.generations(0):
-            other = run.add_agent("other", min_nodes=5, max_nodes=6)
-            run.pass_time(10.0)
-            assert other.exited == "conflict"
+def test_another_job_with_the_same_id_is_refused(run: Directed) -> None:
+    with run.generations(0):
+        other = run.add_agent("other", min_nodes=5, max_nodes=6)
+        run.pass_time(10.0)
+        assert other.exited == "conflict"
 
 
-def test_another_job_with_the_same_id_and_limits_is_a_newcomer_or_a_standby() -> None:
-    with scenario(3) as run:
-        run.forms(3)
-        with run.generations(0):
-            others = [run.add_agent() for _ in range(3)]
-        assert all(agent.waiting for agent in others)
+def test_another_job_with_the_same_id_and_limits_is_a_newcomer_or_a_standby(run: Directed) -> None:
+    with run.generations(0):
+        others = [run.add_agent() for _ in range(3)]
+    assert all(agent.waiting for agent in others)
 
 
-def test_a_job_that_comes_back_to_a_run_of_another_is_told() -> None:
-    with scenario(3) as run:
-        run.forms(3)
-        first = list(run.live)
-        for agent in first:
-            run.faults.freeze(agent)
-        run.pass_time(6.0)
-        other = run.add_agent("other", min_nodes=1, max_nodes=1)
-        run.pass_time(6.0, lambda: bool(other.workers))
-        run.faults.heal()
-        run.pass_time(20.0)
-        assert [agent.exited for agent in first] == ["conflict"] * 3
-        assert other.workers == {(2, 0)}
+def test_a_job_that_comes_back_to_a_run_of_another_is_told(run: Directed) -> None:
+    first = list(run.live)
+    for agent in first:
+        run.faults.freeze(agent)
+    run.pass_time(6.0)
+    other = run.add_agent("other", min_nodes=1, max_nodes=1)
+    run.pass_time(6.0, lambda: bool(other.workers))
+    run.faults.heal()
+    run.pass_time(20.0)
+    assert [agent.exited for agent in first] == ["conflict"] * 3
+    assert other.workers == {(2, 0)}
 
 
 # ---- nodes finish at different times
@@ -535,12 +528,10 @@ def test_a_node_that_was_cut_off_is_not_given_a_world_that_went_on_without_it() 
 
 
 @pytest.mark.parametrize("delay_s", [0.0, 0.001, 0.003, 0.006, 0.01])
-def test_the_office_is_taken_even_if_the_store_goes_away_as_it_falls_vacant(delay_s: float) -> None:
-    with scenario(3) as run:
-        run.forms(3)
-        run.deciding.kill()
-        run.pass_time(5.0, lambda: run.checker.arbiter == -1)
-        run.pass_time(delay_s)
-        run.cluster.outage(12.0)
-        run.pass_time(12.0)
-        run.forms(2)
+def test_the_office_is_taken_even_if_the_store_goes_away_as_it_falls_vacant(run: Directed, delay_s: float) -> None:
+    run.deciding.kill()
+    run.pass_time(5.0, lambda: run.checker.arbiter == -1)
+    run.pass_time(delay_s)
+    run.cluster.outage(12.0)
+    run.pass_time(12.0)
+    run.forms(2)

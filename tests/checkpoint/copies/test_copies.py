@@ -75,6 +75,13 @@ async def nodes(
             await holder.close()
 
 
+@pytest.fixture
+@asynccontextmanager
+async def holder(world: World) -> AsyncIterator[Holder]:
+    async with nodes(world, "a") as (holder,):
+        yield holder
+
+
 def head_of(attempt: Attempt, rank: int, data: bytes, **changed: Any) -> dict[str, Any]:
     record = attempt.record
     return {
@@ -135,15 +142,14 @@ async def test_copies_come_nearest_first_and_shared_storage_last(registry: Regis
         assert found[-1].uri == checkpoint.uri
 
 
-async def test_copies_of_another_attempt_at_the_step_are_left_out(claim, registry, world):
-    async with nodes(world, "a") as (holder,):
-        given_up = await registry.begin(claim, 100, kind=MEMORY)
-        await give(holder, given_up, 0, b"torn" * 100)
-        await given_up.abort("a rank has failed")
-        checkpoint = await kept(registry, claim, 100, [holder], ranks=1)
-        found = await registry.nearest(100, "rank-0")
-        assert [copy.record and copy.record.id for copy in found] == [checkpoint.id]
-        assert bytes(await registry.fetch(checkpoint, "rank-0")) == bytes_of(0, 100)
+async def test_copies_of_another_attempt_at_the_step_are_left_out(holder, claim, registry):
+    given_up = await registry.begin(claim, 100, kind=MEMORY)
+    await give(holder, given_up, 0, b"torn" * 100)
+    await given_up.abort("a rank has failed")
+    checkpoint = await kept(registry, claim, 100, [holder], ranks=1)
+    found = await registry.nearest(100, "rank-0")
+    assert [copy.record and copy.record.id for copy in found] == [checkpoint.id]
+    assert bytes(await registry.fetch(checkpoint, "rank-0")) == bytes_of(0, 100)
 
 
 def test_nodes_of_other_failure_domains_come_first() -> None:
@@ -177,97 +183,89 @@ async def test_what_ends_with_its_lease_is_no_copy_and_a_living_holder_announces
 # ---- commits in memory
 
 
-async def test_holder_without_a_lease_is_none(world: World) -> None:
+async def test_holder_without_a_lease_is_none(holder: Holder, world: World) -> None:
     """A copy of its key, as a mirror of another cluster writes it, cost every save a connection that never came."""
-    async with nodes(world, "a") as (holder,):
-        ghost = replace(holder.shelf.record, holder="ghost")
-        world.put(KEYS.holder("ghost"), ghost.encode())
-        assert [found.holder for found in await world.registry().holders()] == ["node-a"]
+    ghost = replace(holder.shelf.record, holder="ghost")
+    world.put(KEYS.holder("ghost"), ghost.encode())
+    assert [found.holder for found in await world.registry().holders()] == ["node-a"]
 
 
-async def test_a_commit_in_memory_replaces_the_one_before_and_is_no_latest(claim, registry, world):
+async def test_a_commit_in_memory_replaces_the_one_before_and_is_no_latest(holder, claim, registry, world):
     durable = await saved(registry, claim, 5, {"loss": 1.0})
-    async with nodes(world, "a") as holders:
-        commits = registry.watch(start_revision=1)
-        await kept(registry, claim, 10, holders)
-        aborted = await registry.begin(claim, 15, kind=MEMORY)
-        await aborted.abort("not wanted")
-        last = await kept(registry, claim, 20, holders)
-        assert await registry.latest(MEMORY) == last
-        with pytest.raises(CheckpointNotFound):
-            await registry.at(10, MEMORY)
-        keys = await settled(world, *LEFT, "/deleting/")
-        assert [key.split("/memory/")[1] for key in keys if "/copy/" not in key] == ["0" * 10 + "20"] * 2
-        assert {key.split("/")[7] for key in keys if "/copy/" in key} == {"000000000020"}
-        assert sum(held.size_bytes for held in holders[0].shelf.held.values()) == last.size_bytes
-        # Questions for any kind mean durable ones.
-        assert [found.step for found in (await registry.latest(), await registry.at(5), durable)] == [5, 5, 5]
-        assert [found.step for found in await registry.checkpoints()] == [5]
-        assert [(run.kind, run.latest.count) for run in await registry.runs()] == [("files", 1)]
-        with pytest.raises(CheckpointNotFound):
-            await registry.at(20)
-        await saved(registry, claim, 30)
-        assert [(await anext(commits)).checkpoint.step for _ in range(2)] == [5, 30]
-        commits.cancel()
-        await registry.collect(Policy(keep_last=1))
-        assert await registry.latest(MEMORY) == last
+    commits = registry.watch(start_revision=1)
+    await kept(registry, claim, 10, [holder])
+    aborted = await registry.begin(claim, 15, kind=MEMORY)
+    await aborted.abort("not wanted")
+    last = await kept(registry, claim, 20, [holder])
+    assert await registry.latest(MEMORY) == last
+    with pytest.raises(CheckpointNotFound):
+        await registry.at(10, MEMORY)
+    keys = await settled(world, *LEFT, "/deleting/")
+    assert [key.split("/memory/")[1] for key in keys if "/copy/" not in key] == ["0" * 10 + "20"] * 2
+    assert {key.split("/")[7] for key in keys if "/copy/" in key} == {"000000000020"}
+    assert sum(held.size_bytes for held in holder.shelf.held.values()) == last.size_bytes
+    # Questions for any kind mean durable ones.
+    assert [found.step for found in (await registry.latest(), await registry.at(5), durable)] == [5, 5, 5]
+    assert [found.step for found in await registry.checkpoints()] == [5]
+    assert [(run.kind, run.latest.count) for run in await registry.runs()] == [("files", 1)]
+    with pytest.raises(CheckpointNotFound):
+        await registry.at(20)
+    await saved(registry, claim, 30)
+    assert [(await anext(commits)).checkpoint.step for _ in range(2)] == [5, 30]
+    commits.cancel()
+    await registry.collect(Policy(keep_last=1))
+    assert await registry.latest(MEMORY) == last
 
 
-async def test_what_is_replaced_by_the_next_has_no_metrics_pins_tags_and_children(claim, registry, world):
-    async with nodes(world, "a") as holders:
-        checkpoint = await kept(registry, claim, 10, holders)
-        attempt = await registry.begin(claim, 20, kind=MEMORY)
-        await give(holders[0], attempt, 0, b"1")
-        await attempt.prepare(0, [FileRecord("rank-0", 1, of_bytes(b"1"))])
-        for refused in (
-            registry.set_metrics(10, MEMORY, {"loss": 1.0}),
-            registry.pin(checkpoint, "reader").take(),
-            registry.tag("release", checkpoint),
-            registry.begin(claim, 30, parent=checkpoint.reference),
-            attempt.commit(metrics={"loss": 1.0}),
-        ):
-            with pytest.raises(ConfigError, match="is replaced by the next one"):
-                await refused
+async def test_what_is_replaced_by_the_next_has_no_metrics_pins_tags_and_children(holder, claim, registry):
+    checkpoint = await kept(registry, claim, 10, [holder])
+    attempt = await registry.begin(claim, 20, kind=MEMORY)
+    await give(holder, attempt, 0, b"1")
+    await attempt.prepare(0, [FileRecord("rank-0", 1, of_bytes(b"1"))])
+    for refused in (
+        registry.set_metrics(10, MEMORY, {"loss": 1.0}),
+        registry.pin(checkpoint, "reader").take(),
+        registry.tag("release", checkpoint),
+        registry.begin(claim, 30, parent=checkpoint.reference),
+        attempt.commit(metrics={"loss": 1.0}),
+    ):
+        with pytest.raises(ConfigError, match="is replaced by the next one"):
+            await refused
 
 
-async def test_a_file_that_is_in_no_memory_is_not_committed(claim: Claim, registry: Registry, world: World) -> None:
-    async with nodes(world, "a") as (holder,):
-        before = await kept(registry, claim, 10, [holder])
-        attempt = await registry.begin(claim, 20, kind=MEMORY, world_size=2)
-        await give(holder, attempt, 0, bytes_of(0, 20))
-        for rank in range(2):
-            data = bytes_of(rank, 20)
-            await attempt.prepare(rank, [FileRecord(f"rank-{rank}", len(data), of_bytes(data))])
-        with pytest.raises(
-            FilesChanged, match="rank-1, which rank 1 had prepared, is no longer in the memory of any node"
-        ):
-            await attempt.commit()
-        again = await registry.claim()
-        (taken,) = await registry.take_over(again)
-        assert taken.checkpoint is None
-        assert bytes(await registry.fetch(before, "rank-1")) == bytes_of(1, 10)
+async def test_a_file_that_is_in_no_memory_is_not_committed(holder: Holder, claim: Claim, registry: Registry) -> None:
+    before = await kept(registry, claim, 10, [holder])
+    attempt = await registry.begin(claim, 20, kind=MEMORY, world_size=2)
+    await give(holder, attempt, 0, bytes_of(0, 20))
+    for rank in range(2):
+        data = bytes_of(rank, 20)
+        await attempt.prepare(rank, [FileRecord(f"rank-{rank}", len(data), of_bytes(data))])
+    with pytest.raises(FilesChanged, match="rank-1, which rank 1 had prepared, is no longer in the memory of any node"):
+        await attempt.commit()
+    again = await registry.claim()
+    (taken,) = await registry.take_over(again)
+    assert taken.checkpoint is None
+    assert bytes(await registry.fetch(before, "rank-1")) == bytes_of(1, 10)
 
 
-async def test_after_a_loss_earlier_steps_are_saved_again(registry: Registry, world: World) -> None:
-    async with nodes(world, "a") as holders:
-        await kept(registry, await registry.claim(), 50, holders)
-        claim = await registry.claim()
-        await registry.forget_memory(claim)
-        assert await settled(world, *LEFT) == []
-        await kept(registry, claim, 20, holders)
-        world.repeat_everything()
-        assert (await registry.latest(MEMORY)).step == 20
-        assert bytes(await registry.fetch(await registry.at(20, MEMORY), "rank-1")) == bytes_of(1, 20)
+async def test_after_a_loss_earlier_steps_are_saved_again(holder: Holder, registry: Registry, world: World) -> None:
+    await kept(registry, await registry.claim(), 50, [holder])
+    claim = await registry.claim()
+    await registry.forget_memory(claim)
+    assert await settled(world, *LEFT) == []
+    await kept(registry, claim, 20, [holder])
+    world.repeat_everything()
+    assert (await registry.latest(MEMORY)).step == 20
+    assert bytes(await registry.fetch(await registry.at(20, MEMORY), "rank-1")) == bytes_of(1, 20)
 
 
-async def test_a_forgotten_step_is_saved_again_in_the_same_generation(claim, registry, world):
-    async with nodes(world, "a") as holders:
-        await kept(registry, claim, 10, holders)
-        await registry.forget_memory(claim)
-        await settled(world)
-        again = await kept(registry, claim, 10, holders)
-        await settled(world)
-        assert bytes(await registry.fetch(again, "rank-0")) == bytes_of(0, 10)
+async def test_a_forgotten_step_is_saved_again_in_the_same_generation(holder, claim, registry, world):
+    await kept(registry, claim, 10, [holder])
+    await registry.forget_memory(claim)
+    await settled(world)
+    again = await kept(registry, claim, 10, [holder])
+    await settled(world)
+    assert bytes(await registry.fetch(again, "rank-0")) == bytes_of(0, 10)
 
 
 async def test_copies_stay_in_a_restored_cluster_whose_revisions_begin_again_below_a_loss(world: World) -> None:
@@ -303,14 +301,13 @@ async def test_a_copy_with_another_digest_is_passed_over(registry: Registry, wor
             await registry.fetch(checkpoint, "rank-0", to="a")
 
 
-async def test_a_reader_told_of_one_attempt_reads_no_other(registry: Registry, world: World) -> None:
-    async with nodes(world, "a") as holders:
-        checkpoint = await kept(registry, await registry.claim(), 10, holders)
-        claim = await registry.claim()
-        await registry.forget_memory(claim)
-        await kept(registry, claim, 10, holders)
-        with pytest.raises(CheckpointNotFound, match="is another attempt by now"):
-            await registry.fetch(checkpoint, "rank-0")
+async def test_a_reader_told_of_one_attempt_reads_no_other(holder: Holder, registry: Registry) -> None:
+    checkpoint = await kept(registry, await registry.claim(), 10, [holder])
+    claim = await registry.claim()
+    await registry.forget_memory(claim)
+    await kept(registry, claim, 10, [holder])
+    with pytest.raises(CheckpointNotFound, match="is another attempt by now"):
+        await registry.fetch(checkpoint, "rank-0")
 
 
 class Stranger:
@@ -427,40 +424,38 @@ async def test_copy_of_a_key_without_a_lease_does_not_count(registry: Registry, 
     assert not await registry.has_all_copies(checkpoint)
 
 
-async def test_a_list_of_files_that_was_not_committed_makes_no_reader_allocate(registry, world, monkeypatch):
+async def test_a_list_of_files_that_was_not_committed_makes_no_reader_allocate(holder, registry, world, monkeypatch):
     taken: list[int] = []
     memory_of = transfer.memory_of
     monkeypatch.setattr(transfer, "memory_of", lambda size: taken.append(size) or memory_of(min(size, SIZE)))
-    async with nodes(world, "a") as holders:
-        checkpoint = await kept(registry, await registry.claim(), 10, holders)
-        taken.clear()
-        listing = world.store.items[KEYS.manifest(MEMORY, 10).encode()].value
-        world.put(KEYS.manifest(MEMORY, 10), listing.replace(str(len(bytes_of(0, 10))).encode(), b"9" * 12))
-        with pytest.raises(Exception, match="is not the one that was committed"):
-            await registry.fetch(checkpoint, "rank-0")
-        world.put(KEYS.manifest(MEMORY, 10), listing)
-        with pytest.raises(ConfigError, match="more than 1000"):
-            await registry.fetch(checkpoint, "rank-0", limit_bytes=1000)
-        assert taken == []
+    checkpoint = await kept(registry, await registry.claim(), 10, [holder])
+    taken.clear()
+    listing = world.store.items[KEYS.manifest(MEMORY, 10).encode()].value
+    world.put(KEYS.manifest(MEMORY, 10), listing.replace(str(len(bytes_of(0, 10))).encode(), b"9" * 12))
+    with pytest.raises(Exception, match="is not the one that was committed"):
+        await registry.fetch(checkpoint, "rank-0")
+    world.put(KEYS.manifest(MEMORY, 10), listing)
+    with pytest.raises(ConfigError, match="more than 1000"):
+        await registry.fetch(checkpoint, "rank-0", limit_bytes=1000)
+    assert taken == []
 
 
 # ---- the holder's protocol
 
 
-async def test_without_the_token_a_holder_says_nothing_and_takes_no_room(world: World) -> None:
-    async with nodes(world, "a") as (holder,):
-        record = replace(holder.shelf.record, token="1" * 64)
-        attempt = await world.registry().begin(await world.registry().claim(), 10, kind=MEMORY)
-        put = {"do": "put", "token": record.token, **head_of(attempt, 0, b"x", size_bytes=8 * SIZE)}
-        for sent in (
-            transfer.encode(put),
-            transfer.encode({"do": "get", "token": "", "digest": of_bytes(b"")}),
-            struct.pack(">4sI", b"RKC1", 2**31),
-            b"GET / HTTP/1.1\r\n\r\n",
-            struct.pack(">4sI", b"RKC1", 4000) + b"[" * 4000,
-        ):
-            assert await asyncio.to_thread(_talk, record.address, sent) == b""
-        assert holder.shelf.used_bytes == 0
+async def test_without_the_token_a_holder_says_nothing_and_takes_no_room(holder: Holder, world: World) -> None:
+    record = replace(holder.shelf.record, token="1" * 64)
+    attempt = await world.registry().begin(await world.registry().claim(), 10, kind=MEMORY)
+    put = {"do": "put", "token": record.token, **head_of(attempt, 0, b"x", size_bytes=8 * SIZE)}
+    for sent in (
+        transfer.encode(put),
+        transfer.encode({"do": "get", "token": "", "digest": of_bytes(b"")}),
+        struct.pack(">4sI", b"RKC1", 2**31),
+        b"GET / HTTP/1.1\r\n\r\n",
+        struct.pack(">4sI", b"RKC1", 4000) + b"[" * 4000,
+    ):
+        assert await asyncio.to_thread(_talk, record.address, sent) == b""
+    assert holder.shelf.used_bytes == 0
 
 
 async def test_a_reader_of_the_token_hands_over_nothing_and_drops_nothing(claim, registry, world):
@@ -505,14 +500,13 @@ async def test_readers_that_read_nothing_keep_no_sender_out(monkeypatch: pytest.
             await give(holder, attempt, 1, b"x")
 
 
-async def test_strangers_that_hold_every_connection_keep_no_sender_out(world: World) -> None:
-    async with nodes(world, "a") as (holder,):
-        attempt = await world.registry().begin(await world.registry().claim(), 10, kind=MEMORY)
-        host, _, port = holder.shelf.record.address.rpartition(":")
-        silent = [await asyncio.open_connection(host, int(port)) for _ in range(2 * CONNECTIONS_MAX)]
-        await asyncio.wait_for(give(holder, attempt, 0, b"x"), HEAD_TIMEOUT_S / 2)
-        for _, writer in silent:
-            writer.close()
+async def test_strangers_that_hold_every_connection_keep_no_sender_out(holder: Holder, world: World) -> None:
+    attempt = await world.registry().begin(await world.registry().claim(), 10, kind=MEMORY)
+    host, _, port = holder.shelf.record.address.rpartition(":")
+    silent = [await asyncio.open_connection(host, int(port)) for _ in range(2 * CONNECTIONS_MAX)]
+    await asyncio.wait_for(give(holder, attempt, 0, b"x"), HEAD_TIMEOUT_S / 2)
+    for _, writer in silent:
+        writer.close()
 
 
 def _talk(address: str, sent: bytes) -> bytes:
@@ -525,15 +519,14 @@ def _talk(address: str, sent: bytes) -> bytes:
             return b""
 
 
-async def test_bytes_with_another_digest_are_not_taken(registry: Registry, world: World) -> None:
-    async with nodes(world, "a") as (holder,):
-        attempt = await registry.begin(await registry.claim(), 10, kind=MEMORY)
-        with pytest.raises(StorageError, match="do not match their digest"):
-            await give(holder, attempt, 0, b"x" * SIZE, digest=of_bytes(b"y"))
-        with pytest.raises(StorageError, match="file name"):
-            await send(holder, head_of(attempt, 0, b"x", file="../0"), b"x")
-        assert (holder.shelf.held, holder.shelf.used_bytes) == ({}, 0)
-        assert await settled(world, "/copy/") == []
+async def test_bytes_with_another_digest_are_not_taken(holder: Holder, registry: Registry, world: World) -> None:
+    attempt = await registry.begin(await registry.claim(), 10, kind=MEMORY)
+    with pytest.raises(StorageError, match="do not match their digest"):
+        await give(holder, attempt, 0, b"x" * SIZE, digest=of_bytes(b"y"))
+    with pytest.raises(StorageError, match="file name"):
+        await send(holder, head_of(attempt, 0, b"x", file="../0"), b"x")
+    assert (holder.shelf.held, holder.shelf.used_bytes) == ({}, 0)
+    assert await settled(world, "/copy/") == []
 
 
 class SlowLink(socket.socket):
@@ -622,15 +615,14 @@ async def test_what_does_not_fit_is_refused_and_left_over_attempts_make_room(cla
         assert holder.shelf.used_bytes <= 2 * len(data)
 
 
-async def test_the_same_bytes_of_many_ranks_are_kept_once(registry: Registry, world: World) -> None:
-    async with nodes(world, "a") as (holder,):
-        attempt = await registry.begin(await registry.claim(), 10, kind=MEMORY, world_size=3)
-        for rank in range(3):
-            await give(holder, attempt, rank, bytes_of(0, 10))
-            await attempt.prepare(rank, [FileRecord(f"rank-{rank}", len(bytes_of(0, 10)), of_bytes(bytes_of(0, 10)))])
-        checkpoint = await attempt.commit()
-        assert holder.shelf.used_bytes == len(bytes_of(0, 10))
-        assert bytes(await registry.fetch(checkpoint, "rank-2")) == bytes_of(0, 10)
+async def test_the_same_bytes_of_many_ranks_are_kept_once(holder: Holder, registry: Registry) -> None:
+    attempt = await registry.begin(await registry.claim(), 10, kind=MEMORY, world_size=3)
+    for rank in range(3):
+        await give(holder, attempt, rank, bytes_of(0, 10))
+        await attempt.prepare(rank, [FileRecord(f"rank-{rank}", len(bytes_of(0, 10)), of_bytes(bytes_of(0, 10)))])
+    checkpoint = await attempt.commit()
+    assert holder.shelf.used_bytes == len(bytes_of(0, 10))
+    assert bytes(await registry.fetch(checkpoint, "rank-2")) == bytes_of(0, 10)
 
 
 async def test_a_killed_holder_costs_a_sender_its_try_alone(registry: Registry, world: World) -> None:

@@ -271,23 +271,22 @@ async def test_data_in_tiny_frames_for_a_call_that_is_answered() -> None:
         assert attacker.goaway == (ENHANCE_YOUR_CALM, b"too_many_control_frames")
 
 
-async def test_a_message_may_begin_with_small_frames() -> None:
+async def test_a_message_may_begin_with_small_frames(echo: s.EchoServer) -> None:
     """The prefix alone, and a few bytes where a window ended: some clients do that for every message."""
-    async with s.echo_server() as echo:
-        client = await raw.RawClient.connect(echo.target)
-        client.send(raw.headers(1, raw.grpc_headers(s.BIDI)))
-        for number in range(500):
-            body = b"%05d" % number * 100
-            client.send(raw.message(1, b"\0" + struct.pack(">I", len(body))))
-            for start in range(0, 500, 100):
-                client.send(raw.message(1, body[start : start + 100]))
-            client.send(raw.frame(raw.WINDOW_UPDATE, 0, 1, (505).to_bytes(4, "big")))
-            client.send(raw.frame(raw.WINDOW_UPDATE, 0, 0, (505).to_bytes(4, "big")))
-        came = 0
-        while came < 500 * 505:
-            came += len((await client.until_frame(raw.DATA, 1))[3])
-        assert client.goaway is None
-        client.close()
+    client = await raw.RawClient.connect(echo.target)
+    client.send(raw.headers(1, raw.grpc_headers(s.BIDI)))
+    for number in range(500):
+        body = b"%05d" % number * 100
+        client.send(raw.message(1, b"\0" + struct.pack(">I", len(body))))
+        for start in range(0, 500, 100):
+            client.send(raw.message(1, body[start : start + 100]))
+        client.send(raw.frame(raw.WINDOW_UPDATE, 0, 1, (505).to_bytes(4, "big")))
+        client.send(raw.frame(raw.WINDOW_UPDATE, 0, 0, (505).to_bytes(4, "big")))
+    came = 0
+    while came < 500 * 505:
+        came += len((await client.until_frame(raw.DATA, 1))[3])
+    assert client.goaway is None
+    client.close()
 
 
 async def test_window_update_flood() -> None:
@@ -476,11 +475,10 @@ async def test_half_open_connections_are_closed(first: bytes) -> None:
         client.close()
 
 
-async def test_wrong_preface_is_told_so() -> None:
-    async with s.echo_server() as echo:
-        client = await raw.RawClient.connect(echo.target, b"PRI * HTTP/3.0\r\n\r\nSM\r\n\r\n")
-        await client.until_closed()
-        client.close()
+async def test_wrong_preface_is_told_so(echo: s.EchoServer) -> None:
+    client = await raw.RawClient.connect(echo.target, b"PRI * HTTP/3.0\r\n\r\nSM\r\n\r\n")
+    await client.until_closed()
+    client.close()
 
 
 async def test_connection_limit() -> None:

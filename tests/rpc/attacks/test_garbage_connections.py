@@ -168,24 +168,22 @@ async def test_connections_above_the_limit() -> None:
         assert len(found) < SPARE, found[:: max(1, len(found) // 30)]
 
 
-async def test_connections_that_the_server_ends() -> None:
-    async with s.echo_server() as echo:
+async def test_connections_that_the_server_ends(echo: s.EchoServer) -> None:
+    async def one() -> None:
+        loop = asyncio.get_running_loop()
+        with socket.socket() as sock:
+            sock.setblocking(False)
+            await loop.sock_connect(sock, address(echo.target))
+            await loop.sock_sendall(sock, GREETING + HANGING)
+            await until(lambda: echo.hanging)
+            echo.hanging.clear()
+            for connection in list(echo.server.connections):
+                connection.abort()
+        await until(lambda: not echo.server.connections)
+        echo.cancelled.clear()
 
-        async def one() -> None:
-            loop = asyncio.get_running_loop()
-            with socket.socket() as sock:
-                sock.setblocking(False)
-                await loop.sock_connect(sock, address(echo.target))
-                await loop.sock_sendall(sock, GREETING + HANGING)
-                await until(lambda: echo.hanging)
-                echo.hanging.clear()
-                for connection in list(echo.server.connections):
-                    connection.abort()
-            await until(lambda: not echo.server.connections)
-            echo.cancelled.clear()
-
-        found = await leaks(echo, one)
-        assert len(found) < SPARE, found[:: max(1, len(found) // 30)]
+    found = await leaks(echo, one)
+    assert len(found) < SPARE, found[:: max(1, len(found) // 30)]
 
 
 def tls_hello(context: ssl.SSLContext) -> bytes:
@@ -284,17 +282,16 @@ async def test_channels(certificates: Certificates, tls: bool) -> None:
         assert len(found) < SPARE, found[:: max(1, len(found) // 30)]
 
 
-async def test_connections_that_a_channel_loses_and_attempts_that_fail() -> None:
-    async with s.echo_server() as echo:
-        options = ChannelOptions(backoff_base_s=0.001, backoff_max_s=0.001)
-        async with Channel(["127.0.0.1:9", echo.target], options=options) as channel:
+async def test_connections_that_a_channel_loses_and_attempts_that_fail(echo: s.EchoServer) -> None:
+    options = ChannelOptions(backoff_base_s=0.001, backoff_max_s=0.001)
+    async with Channel(["127.0.0.1:9", echo.target], options=options) as channel:
 
-            async def one() -> None:
-                assert await channel.unary(s.UNARY, b"x", 10, wait_for_ready=True) == b"x"
-                old = set(echo.server.connections)
-                for connection in old:
-                    connection.abort()
-                await until(lambda: echo.server.connections and not old & echo.server.connections)
+        async def one() -> None:
+            assert await channel.unary(s.UNARY, b"x", 10, wait_for_ready=True) == b"x"
+            old = set(echo.server.connections)
+            for connection in old:
+                connection.abort()
+            await until(lambda: echo.server.connections and not old & echo.server.connections)
 
-            found = await leaks(echo, one, kept=1)
-            assert len(found) < SPARE, found[:: max(1, len(found) // 30)]
+        found = await leaks(echo, one, kept=1)
+        assert len(found) < SPARE, found[:: max(1, len(found) // 30)]

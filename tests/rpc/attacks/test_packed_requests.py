@@ -264,20 +264,19 @@ async def test_large_requests_are_counted_until_they_are_answered() -> None:
     assert end.reports == []
 
 
-async def test_a_handler_need_not_know_that_its_call_is_over() -> None:
+async def test_a_handler_need_not_know_that_its_call_is_over(echo: s.EchoServer) -> None:
     """It was given up over its head; the header that it sends then is no failure of its own."""
-    async with s.echo_server() as echo:
 
-        async def given_up(call: StreamCall) -> None:
-            await call.receive()
-            call.fail(8, "given up")
-            call.send_headers()
+    async def given_up(call: StreamCall) -> None:
+        await call.receive()
+        call.fail(8, "given up")
+        call.send_headers()
 
-        echo.server.stream(READ, given_up)
-        async with Channel(echo.target) as channel, channel.stream(READ) as stream:
-            await stream.send(b"")
-            assert (await failure(stream.receive())).text == "given up"
-        assert echo.reported == []
+    echo.server.stream(READ, given_up)
+    async with Channel(echo.target) as channel, channel.stream(READ) as stream:
+        await stream.send(b"")
+        assert (await failure(stream.receive())).text == "given up"
+    assert echo.reported == []
 
 
 async def test_a_call_above_the_limit_of_its_connection_is_refused_alone() -> None:

@@ -79,15 +79,14 @@ async def test_a_server_that_closes() -> None:
         assert not severed()
 
 
-async def test_a_client_that_is_thrown_out() -> None:
-    async with s.echo_server() as echo:
-        client = await raw.RawClient.connect(echo.target)
-        client.send(raw.headers(1) + raw.message(1, bytes(5), raw.END_STREAM))
-        await until(lambda: echo.hanging)
-        client.send(raw.frame(raw.DATA, 0, 0))  # a protocol error
-        await until(lambda: echo.cancelled)
-        assert not echo.hanging[0].severed
-        client.close()
+async def test_a_client_that_is_thrown_out(echo: s.EchoServer) -> None:
+    client = await raw.RawClient.connect(echo.target)
+    client.send(raw.headers(1) + raw.message(1, bytes(5), raw.END_STREAM))
+    await until(lambda: echo.hanging)
+    client.send(raw.frame(raw.DATA, 0, 0))  # a protocol error
+    await until(lambda: echo.cancelled)
+    assert not echo.hanging[0].severed
+    client.close()
 
 
 async def test_a_client_that_does_not_answer_pings() -> None:

@@ -29,28 +29,26 @@ async def heads(client: raw.RawClient) -> None:
         found += (await client.next_frame())[0] == raw.HEADERS
 
 
-async def test_calls_count_until_their_answers_have_left() -> None:
+async def test_calls_count_until_their_answers_have_left(echo: s.EchoServer) -> None:
     """A client that opens no window had a member keep 2,000 small answers a connection, and no budget counted them."""
-    async with s.echo_server() as echo:
-        client = await raw.RawClient.connect(echo.target, CLOSED_WINDOWS)
-        client.send(calls(s.UNARY))
-        await heads(client)
-        await until(lambda: echo.server.answers.held_bytes == COUNTED)
-        client.send(raw.settings((4, 100)))
-        await until(lambda: echo.server.answers.held_bytes == 0)
-        client.close()
+    client = await raw.RawClient.connect(echo.target, CLOSED_WINDOWS)
+    client.send(calls(s.UNARY))
+    await heads(client)
+    await until(lambda: echo.server.answers.held_bytes == COUNTED)
+    client.send(raw.settings((4, 100)))
+    await until(lambda: echo.server.answers.held_bytes == 0)
+    client.close()
 
 
-async def test_calls_do_not_count_once_they_are_answered() -> None:
+async def test_calls_do_not_count_once_they_are_answered(echo: s.EchoServer) -> None:
     """A client that says nothing after its answers held 8 KiB for each call of a burst, and was ended for it."""
-    async with s.echo_server() as echo:
-        client = await raw.RawClient.connect(echo.target)
-        client.send(calls(s.HANG))
-        await until(lambda: len(echo.hanging) == CALLS and echo.server.answers.held_bytes == COUNTED)
-        for call in echo.hanging:
-            call.reply(b"")
-        await until(lambda: echo.server.answers.held_bytes == 0)
-        client.close()
+    client = await raw.RawClient.connect(echo.target)
+    client.send(calls(s.HANG))
+    await until(lambda: len(echo.hanging) == CALLS and echo.server.answers.held_bytes == COUNTED)
+    for call in echo.hanging:
+        call.reply(b"")
+    await until(lambda: echo.server.answers.held_bytes == 0)
+    client.close()
 
 
 @pytest.mark.parametrize(
@@ -58,19 +56,20 @@ async def test_calls_do_not_count_once_they_are_answered() -> None:
     [((b"large", b"v" * 15_000),), tuple((b"x%d" % one, b"%d" % one) for one in range(110))],
     ids=["large", "many"],
 )
-async def test_the_header_of_a_call_counts_until_it_is_answered(fields: tuple[tuple[bytes, bytes], ...]) -> None:
+async def test_the_header_of_a_call_counts_until_it_is_answered(
+    echo: s.EchoServer, fields: tuple[tuple[bytes, bytes], ...]
+) -> None:
     """A call that waits keeps its header: 2,000 of 16 KB a connection were not counted."""
-    async with s.echo_server() as echo:
-        client = await raw.RawClient.connect(echo.target)
-        for one in range(1, 2 * CALLS, 2):
-            client.send(raw.headers(one, raw.grpc_headers(s.HANG, *fields, (b"number", b"%d" % one))))
-            client.send(raw.message(one, bytes(5), raw.END_STREAM))
-        await until(lambda: len(echo.hanging) == CALLS)
-        await until(lambda: echo.server.answers.held_bytes > COUNTED + CALLS * 15_000)
-        for call in echo.hanging:
-            call.reply(b"")
-        await until(lambda: echo.server.answers.held_bytes == 0)
-        client.close()
+    client = await raw.RawClient.connect(echo.target)
+    for one in range(1, 2 * CALLS, 2):
+        client.send(raw.headers(one, raw.grpc_headers(s.HANG, *fields, (b"number", b"%d" % one))))
+        client.send(raw.message(one, bytes(5), raw.END_STREAM))
+    await until(lambda: len(echo.hanging) == CALLS)
+    await until(lambda: echo.server.answers.held_bytes > COUNTED + CALLS * 15_000)
+    for call in echo.hanging:
+        call.reply(b"")
+    await until(lambda: echo.server.answers.held_bytes == 0)
+    client.close()
 
 
 @pytest.mark.parametrize(
@@ -84,14 +83,13 @@ async def test_the_header_of_a_call_counts_until_it_is_answered(fields: tuple[tu
     ],
     ids=["service", "method", "HTTP method", "content type", "encoding"],
 )
-async def test_a_refusal_repeats_little_of_what_is_refused(name: bytes, value: bytes) -> None:
+async def test_a_refusal_repeats_little_of_what_is_refused(echo: s.EchoServer, name: bytes, value: bytes) -> None:
     """An octet of HPACK can name 4 KB, each of which may be nine in a message that no handler reads."""
     fields = (*((key, found) for key, found in raw.GRPC_HEADERS if key != name), (name, value))
     fields = tuple(sorted(fields, key=lambda field: not field[0].startswith(b":")))
-    async with s.echo_server() as echo:
-        client = await raw.RawClient.connect(echo.target)
-        client.send(raw.headers(1, fields, raw.END_HEADERS | raw.END_STREAM))
-        _, _, _, block = await client.until_frame(raw.HEADERS, 1)
-        assert len(block) < 2500
-        assert int(raw.decode_block(block)[b"grpc-status"])
-        client.close()
+    client = await raw.RawClient.connect(echo.target)
+    client.send(raw.headers(1, fields, raw.END_HEADERS | raw.END_STREAM))
+    _, _, _, block = await client.until_frame(raw.HEADERS, 1)
+    assert len(block) < 2500
+    assert int(raw.decode_block(block)[b"grpc-status"])
+    client.close()
