@@ -11,5 +11,7 @@ from tests.server.tls.room import Room
 
 @pytest.fixture
 def room(tmp_path: Path) -> Room:
-    """An empty folder; the authority is made at its first use."""
-    return Room(tmp_path)
+    """An authority and a server's certificate."""
+    made = Room(tmp_path)
+    made.issue("server")
+    return made

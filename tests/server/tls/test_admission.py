@@ -37,7 +37,6 @@ async def _refused(room: Room, caller: Any, serving_with: Any, reason: str) -> N
 
 
 async def test_an_authority_alone_requires_certificates(room: Room) -> None:
-    room.issue("server")
     room.issue("alice", hosts=(), is_server=False)
     async with serving(room.security("server")) as served:
         assert await asked(served.target, room.security("alice").dialing) == "alice"
@@ -45,7 +44,6 @@ async def test_an_authority_alone_requires_certificates(room: Room) -> None:
 
 
 async def test_only_the_configured_authority_counts(room: Room) -> None:
-    room.issue("server")
     room.issue("stranger", by="other")
     stranger = room.security("stranger", ca="ca").dialing
     await _refused(room, stranger, room.security("server"), "unable to get local issuer certificate")
@@ -57,7 +55,6 @@ async def test_only_the_configured_authority_counts(room: Room) -> None:
 
 
 async def test_certificates_that_sign_themselves_or_are_over_do_not_count(room: Room) -> None:
-    room.issue("server")
     room.write("own", self_signed(["127.0.0.1"], days=3))
     await _refused(room, room.security("own").dialing, room.security("server"), "self-signed certificate")
     room.issue("old", days=0)
@@ -67,7 +64,6 @@ async def test_certificates_that_sign_themselves_or_are_over_do_not_count(room: 
 
 async def test_without_an_authority_no_client_has_a_name(room: Room) -> None:
     """Neither a client that shows a certificate unasked, nor its authority."""
-    room.issue("server")
     room.write("root", self_signed(["127.0.0.1"], days=3))
     unverified = room.security("server", ca="")
     async with serving(unverified) as served:
@@ -78,7 +74,6 @@ async def test_without_an_authority_no_client_has_a_name(room: Room) -> None:
 
 async def test_optional_certificate_gives_no_name(room: Room) -> None:
     """A context that asks and does not insist (which raftkv never makes) gives no name either."""
-    room.issue("server")
     security = room.security("server")
     context = security.server
     assert context is not None
@@ -128,7 +123,6 @@ async def test_common_name_is_not_a_host_name(room: Room) -> None:
     ],
 )
 async def test_a_peer_has_the_name_of_a_member_or_of_its_address(room, cert_hosts, members, fits):
-    room.issue("server")
     room.issue("peer", cert_hosts)
     if fits:
         async with serving(room.security("server", hosts=members)) as served:
@@ -141,7 +135,6 @@ async def test_a_peer_has_the_name_of_a_member_or_of_its_address(room, cert_host
 
 
 async def test_allowed_names(room: Room) -> None:
-    room.issue("server")
     room.issue("peer", ["127.0.0.1", "a.example"])
     peer = room.security("peer").dialing
     await _refused(room, peer, room.security("server", allowed_cn=("x", "y")), "'peer' is not an allowed one")
@@ -155,7 +148,6 @@ async def test_allowed_names(room: Room) -> None:
 
 
 async def test_versions_count_both_ways(room: Room) -> None:
-    room.issue("server")
     old, new = Rules(max_version="TLS1.2"), Rules(min_version="TLS1.3")
     async with serving(room.security("server", rules=new)) as served:
         error = await failure(asked(served.target, room.security("server", rules=old).dialing))
@@ -232,7 +224,6 @@ async def test_the_client_library_checks_names_too(room: Room) -> None:
     ],
 )
 async def test_a_member_does_not_speak_for_another_with_its_own_certificate(room, cert_hosts, text):
-    room.issue("server")
     room.issue("peer", cert_hosts)
     receiver = Receiver()
     receiver.members.members[OWN].peerURLs.append("https://a.example:2380")

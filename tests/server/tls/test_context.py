@@ -24,7 +24,6 @@ from tests.server.tls.room import Room, asked, serving
 @pytest.mark.parametrize("mode", [0o640, 0o604, 0o644, 0o666])
 def test_a_key_that_others_may_read_is_used_and_known_as_open(room, mode, monkeypatch):
     """etcd takes such keys; ``--secure`` does not start with one."""
-    room.issue("server")
     key = room.path("server.key")
     os.chmod(key, mode)
     assert server_context(room.files("server"), Rules())
@@ -39,7 +38,6 @@ def test_a_key_that_others_may_read_is_used_and_known_as_open(room, mode, monkey
 
 
 def test_cipher_suites_have_the_names_of_go(room: Room) -> None:
-    room.issue("server")
     chosen = ("TLS_ECDHE_ECDSA_WITH_AES_256_GCM_SHA384", "TLS_AES_128_GCM_SHA256")
     context = server_context(room.files("server"), Rules(cipher_suites=chosen))
     old = [suite["name"] for suite in context.get_ciphers() if suite["protocol"] != "TLSv1.3"]
@@ -55,7 +53,6 @@ def test_cipher_suites_have_the_names_of_go(room: Room) -> None:
 
 
 async def test_both_ends_keep_to_the_chosen_suite(room: Room) -> None:
-    room.issue("server")
     rules = Rules(max_version="TLS1.2", cipher_suites=("TLS_ECDHE_ECDSA_WITH_CHACHA20_POLY1305_SHA256",))
     async with serving(room.security("server", rules=rules)) as served:
         assert await asked(served.target, room.security("server").dialing) == "server"

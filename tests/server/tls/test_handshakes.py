@@ -29,7 +29,6 @@ def _reasons(served: Serving) -> set[str]:
 @pytest.mark.parametrize("sent", [b"", b"\x16", b"\x16\x03\x01\x02\x00\x01\x00"])
 async def test_half_open_handshakes_end(room: Room, sent: bytes) -> None:
     """GHSA-6vch-q96h-7gc3: a client that says nothing more must not keep a descriptor for ever."""
-    room.issue("server")
     async with serving(room.security("server"), ServerLimits(tls_handshake_timeout_s=1.0)) as served:
         with _connect(served) as half_open:
             half_open.sendall(sent)
@@ -46,7 +45,6 @@ def test_the_limits_are_named() -> None:
 
 
 async def test_the_oldest_of_too_many_unfinished_handshakes_goes(room: Room) -> None:
-    room.issue("server")
     async with serving(room.security("server"), ServerLimits(unfinished_handshakes=4)) as served:
         half_open = [_connect(served) for _ in range(4)]
         half_open[2].sendall(b"\x16")
@@ -63,7 +61,6 @@ async def test_the_oldest_of_too_many_unfinished_handshakes_goes(room: Room) -> 
 
 async def test_early_cancelled_handshake_leaves_nothing(room: Room) -> None:
     """One in thirty half-open connections to a peer port, which takes 64, stayed for ever: members could not come."""
-    room.issue("server")
     async with serving(room.security("server")) as served:
         with _connect(served) as half_open:
             await until(lambda: len(served.server.handshakes) == 1)
@@ -78,7 +75,6 @@ async def test_early_cancelled_handshake_leaves_nothing(room: Room) -> None:
 
 async def test_unfinished_handshakes_leave_room_at_any_limit_of_connections(room: Room) -> None:
     """The peer port takes 64 connections: who knows no certificate must not keep members apart by holding them."""
-    room.issue("server")
     async with serving(room.security("server"), ServerLimits(connections=8)) as served:
         half_open = []
         for _ in range(20):
@@ -112,7 +108,6 @@ async def test_few_steps_of_handshakes_are_done_in_one_turn() -> None:
     ],
 )
 async def test_plain_text_on_a_tls_port_is_logged_as_that(room: Room, sent: bytes, reason: str) -> None:
-    room.issue("server")
     async with serving(room.security("server")) as served:
         with _connect(served) as stranger:
             stranger.sendall(sent)
@@ -124,7 +119,6 @@ async def test_plain_text_on_a_tls_port_is_logged_as_that(room: Room, sent: byte
 
 
 async def test_connections_that_only_probe_the_port_are_not_logged(room: Room) -> None:
-    room.issue("server")
     async with serving(room.security("server")) as served:
         for _ in range(3):
             _connect(served).close()
@@ -134,7 +128,6 @@ async def test_connections_that_only_probe_the_port_are_not_logged(room: Room) -
 
 async def test_without_h2_in_alpn_the_first_bytes_decide(room: Room) -> None:
     """A client that offers only another protocol, or none, is not turned away by the handshake."""
-    room.issue("server")
     security = room.security("server")
     async with serving(security) as served:
         for offered in ([], ["foo"], ["h2", "foo"]):
@@ -173,7 +166,6 @@ def test_an_evicted_handshake_ends_with_a_reason() -> None:
 
 async def test_a_refused_client_gets_the_reason_from_tls_itself(room: Room) -> None:
     """An alert, as Go sends it: without one all a client sees is a connection that ends."""
-    room.issue("server")
     room.issue("old", days=0)
     room.issue("stranger", by="other")
     for name, text in (
@@ -194,7 +186,6 @@ async def test_a_refused_client_gets_the_reason_from_tls_itself(room: Room) -> N
 
 async def test_large_messages_both_ways(room: Room) -> None:
     """Many records in one read, and writes that the socket does not take at once."""
-    room.issue("server")
     async with serving(room.security("server")) as served:
         served.server.unary("/test.Echo/Back", lambda call, message: call.reply(message))
         async with Channel(served.target, room.security("server").dialing) as channel:

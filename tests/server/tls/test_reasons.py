@@ -54,7 +54,6 @@ def _words(room: Room, target: str, ca: str, shown: str) -> list[str]:
 @pytest.mark.parametrize(("kind", "scheme", "ca", "shown", "reason"), TROUBLES)
 async def test_command_and_library_give_same_tls_error(room, kind, scheme, ca, shown, reason):
     room.authority("other")
-    room.issue("server")
     room.issue("over", days=0)
     room.issue("elsewhere", ["db.example"])
     room.issue("stranger", by="other", is_server=False)

@@ -28,7 +28,6 @@ def _serial(security: PortSecurity) -> str:
 
 
 async def test_a_new_certificate_and_a_new_authority_count_at_once(room: Room) -> None:
-    room.issue("server")
     room.issue("alice")
     security = room.security("server")
     alice = room.security("alice")
@@ -46,7 +45,6 @@ async def test_a_new_certificate_and_a_new_authority_count_at_once(room: Room) -
 
 async def test_running_client_reloads_its_certificate_files(room: Room) -> None:
     """Take up what files became before the first connection too, and nothing while they are of no use."""
-    room.issue("server")
     room.issue("alice")
     context = tls_context(room.path("ca.crt"), room.path("alice.crt"), room.path("alice.key"))
     room.issue("alice", common_name="bob")
@@ -69,7 +67,6 @@ async def test_running_client_reloads_its_certificate_files(room: Room) -> None:
 
 @pytest.mark.parametrize("damage", ["key of another", "not PEM", "gone"])
 async def test_unusable_certificate_changes_nothing(room: Room, damage: str, caplog: pytest.LogCaptureFixture) -> None:
-    room.issue("server")
     security = room.security("server")
     kept = room.read("server.key")
     caplog.set_level(logging.INFO)
@@ -90,7 +87,6 @@ async def test_unusable_certificate_changes_nothing(room: Room, damage: str, cap
 
 async def test_no_call_fails_while_files_change(room: Room) -> None:
     """Calls over old connections and over new ones, with the certificate and the key replaced one after the other."""
-    room.issue("server")
     room.issue("alice")
     dialing = room.security("alice").dialing
     done = 0
@@ -119,7 +115,6 @@ async def test_no_call_fails_while_files_change(room: Room) -> None:
 
 
 def test_nothing_is_loaded_again_that_has_not_changed(room: Room) -> None:
-    room.issue("server")
     security = room.security("server")
     assert _serial(security) == _serial(security)
     room.issue("server")
@@ -130,7 +125,6 @@ def test_nothing_is_loaded_again_that_has_not_changed(room: Room) -> None:
 def test_files_that_could_not_be_read_for_a_moment_are_tried_again(room, caplog, monkeypatch):
     """A key that is its owner's only after `chown`, or no descriptor left: nothing of the file changes then."""
     caplog.set_level(logging.INFO)
-    room.issue("server")
     now_s = [1000.0]
     security = PortSecurity("peer", room.files("server"), Rules(), clock=lambda: now_s[0])
     first = _serial(security)
@@ -158,7 +152,6 @@ def test_files_that_could_not_be_read_for_a_moment_are_tried_again(room, caplog,
 
 
 def test_unusable_certificate_is_refused_at_the_start(room: Room) -> None:
-    room.issue("server")
     with pytest.raises(ConfigError, match="No such file"):
         room.security("nobody")
     room.put("empty.crt", b"x")

@@ -20,7 +20,6 @@ from tests.server.tls.room import QUICK, WHO, Room, Serving, asked, serving
 
 @pytest.mark.parametrize("der", [False, True])
 async def test_a_revoked_certificate_is_turned_away_from_the_moment_that_the_list_has_it(room: Room, der: bool) -> None:
-    room.issue("server")
     bad = room.issue("bad")
     room.issue("good")
     security = room.security("server", crl_file=room.revoke("crl", der=der))
@@ -35,7 +34,6 @@ async def test_a_revoked_certificate_is_turned_away_from_the_moment_that_the_lis
 
 
 async def test_the_serial_number_of_another_authority_is_not_revoked(room: Room) -> None:
-    room.issue("server")
     theirs = room.issue("theirs", by="other")
     ours = room.issue("ours")
     list_of_other = room.revoke("crl", ours, by="other")
@@ -56,7 +54,6 @@ async def test_a_client_refuses_a_revoked_server(room: Room) -> None:
 
 
 def test_a_forged_or_damaged_list_is_refused(room: Room) -> None:
-    room.issue("server")
     forged = room.revoke("crl", signed_by="other")
     with pytest.raises(ConfigError, match="has not signed them"):
         room.security("server", crl_file=forged)
@@ -101,7 +98,6 @@ class _Kept:
 )
 async def test_an_open_connection_ends_with_its_certificate(room, act, reason, speaks):
     now = [time.time()]
-    room.issue("server")
     room.issue("good")
     bad = room.issue("bad", by="other", days=50) if act is _Kept.distrust else room.issue("bad", days=50)
     room.authority("other")
