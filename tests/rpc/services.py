@@ -104,6 +104,17 @@ async def echo_server(
 
 
 @contextlib.asynccontextmanager
+async def channel_to(server: Server) -> AsyncIterator[Channel]:
+    """Run a server on a free port, and our channel to it."""
+    ((host, port),) = await server.listen("127.0.0.1", 0)
+    try:
+        async with Channel(f"{host}:{port}") as channel:
+            yield channel
+    finally:
+        await server.close()
+
+
+@contextlib.asynccontextmanager
 async def pair(
     limits: ServerLimits | None = None, options: ChannelOptions | None = None
 ) -> AsyncIterator[tuple[EchoServer, Channel]]:

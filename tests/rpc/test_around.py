@@ -11,6 +11,7 @@ from raftkv.rpc import Channel, Code, RpcError, Server, StreamCall, UnaryCall
 from raftkv.rpc.framing import frame
 from raftkv.rpc.server.router import Around, Kind
 from tests.rpc import raw
+from tests.rpc import services as s
 from tests.rpc.loop import failure, until
 
 UNARY, LATER, BIDI = "/test.Around/Unary", "/test.Around/Later", "/test.Around/Bidi"
@@ -31,12 +32,8 @@ async def wrapped(*around: Around) -> AsyncIterator[Channel]:
     server.unary(UNARY, lambda call, message: call.reply(message) if message != b"hang" else None)
     server.unary_async(LATER, later)
     server.stream(BIDI, bidi)
-    ((_, port),) = await server.listen("127.0.0.1", 0)
-    try:
-        async with Channel(f"127.0.0.1:{port}") as channel:
-            yield channel
-    finally:
-        await server.close()
+    async with s.channel_to(server) as channel:
+        yield channel
 
 
 def noting(told: list[Any], name: str) -> Around:
@@ -165,8 +162,7 @@ async def test_a_call_that_is_aborted_is_answered_and_its_handler_cancelled() ->
     server = Server(around=(keep,))
     server.unary_async(LATER, wait)
     server.stream(BIDI, wait_stream)
-    ((_, port),) = await server.listen("127.0.0.1", 0)
-    async with Channel(f"127.0.0.1:{port}") as channel:
+    async with s.channel_to(server) as channel:
         answer = channel.unary(LATER, b"", 20)
         stream = channel.stream(BIDI)
         await stream.send(b"")
@@ -177,7 +173,6 @@ async def test_a_call_that_is_aborted_is_answered_and_its_handler_cancelled() ->
         for error in (await failure(answer), await failure(stream.receive())):
             assert (error.code, error.text) == (Code.PERMISSION_DENIED, "no more")
         await until(lambda: sorted(ended) == ["stream", "unary"])
-    await server.close()
 
 
 async def test_a_message_that_a_wrapper_has_looked_at_comes_again() -> None:

@@ -16,6 +16,7 @@ from raftkv.rpc.framing import frame
 from raftkv.rpc.server.router import Kind
 from raftkv.rpc.server.stream import ListenedCall
 from tests.rpc import raw
+from tests.rpc import services as s
 from tests.rpc.loop import failure, until
 
 PATH = "/test.Listened/Echo"
@@ -77,12 +78,8 @@ Handler = Callable[[ListenedCall, list[Echo]], None]
 async def scene(handler: Handler = _listen, **more: Any) -> AsyncIterator[Scene]:
     server, echoes = Server(**more), list[Echo]()
     server.listened(PATH, lambda call: handler(call, echoes))
-    ((_, port),) = await server.listen("127.0.0.1", 0)
-    try:
-        async with Channel(f"127.0.0.1:{port}") as channel:
-            yield Scene(server, channel, echoes)
-    finally:
-        await server.close()
+    async with s.channel_to(server) as channel:
+        yield Scene(server, channel, echoes)
 
 
 @pytest.fixture

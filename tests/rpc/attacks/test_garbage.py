@@ -48,12 +48,8 @@ def test_answered_calls_leave_no_cycles() -> None:
             waiter.call.reply(message)
 
         server.unary("/test.Echo/Say", handle)
-        ((_, port),) = await server.listen("127.0.0.1", 0)
-        async with Channel(f"127.0.0.1:{port}") as channel:
-            try:
-                return await cycles_left(lambda: channel.unary("/test.Echo/Say", b"hello", 10.0))
-            finally:
-                await server.close()
+        async with s.channel_to(server) as channel:
+            return await cycles_left(lambda: channel.unary("/test.Echo/Say", b"hello", 10.0))
 
     assert asyncio.run(scenario()) < CALLS
 

@@ -306,12 +306,10 @@ async def test_requests_of_calls_with_a_task_are_counted_as_what_is_kept_of_them
 
     server = Server()
     server.unary_async(UNARY, wait)
-    ((host, port),) = await server.listen("127.0.0.1")
-    async with Channel(f"{host}:{port}") as channel:
+    async with s.channel_to(server) as channel:
         calls = [channel.unary(UNARY, bytes(size)) for size in (100, 10_000, 200_000)]
         await until(lambda: server.answers.held_bytes == KEPT_TIMES * 210_000)
         calls[2].cancel()
         await until(lambda: server.answers.held_bytes == KEPT_TIMES * 10_000)
         calls[1].cancel()
         await until(lambda: server.answers.held_bytes == 0)
-    await server.close()

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 
 import h11
 import pytest
@@ -62,6 +64,7 @@ class Worker:
     def __init__(self, turns: Turns) -> None:
         self.by_turn: Counter[int] = Counter()
         self._turns = turns
+        self.port = 0
         self.server = Server()
         self.server.unary(WORKED, self._work)
         self.server.unary_async(WITH_TASKS[0], self._task)
@@ -87,7 +90,18 @@ class Worker:
         self.by_turn[self._turns.number] += 1
 
 
-async def connect(port: int, certificates: Certificates | None) -> raw.RawClient:
+@pytest.fixture
+@asynccontextmanager
+async def worker() -> AsyncIterator[Worker]:
+    turns = Turns()
+    made = Worker(turns)
+    [(_, made.port)] = await made.server.listen("127.0.0.1")
+    yield made
+    turns.stop()
+    await made.server.close()
+
+
+async def connect(port: int, certificates: Certificates | None = None) -> raw.RawClient:
     context = None
     if certificates is not None:
         context = certificates.client_context()
@@ -98,9 +112,7 @@ async def connect(port: int, certificates: Certificates | None) -> raw.RawClient
 
 
 @pytest.mark.parametrize("is_secure", [False, True], ids=["plain", "tls"])
-async def test_a_turn_does_a_few_of_the_requests_that_one_read_completes(is_secure, certificates):
-    turns = Turns()
-    worker = Worker(turns)
+async def test_a_turn_does_a_few_of_the_requests_that_one_read_completes(worker, is_secure, certificates):
     context = certificates.server_context() if is_secure else None
     [(_, port)] = await worker.server.listen("127.0.0.1", 0, context)
     clients = [await connect(port, certificates if is_secure else None) for _ in range(3)]
@@ -115,17 +127,12 @@ async def test_a_turn_does_a_few_of_the_requests_that_one_read_completes(is_secu
     for client in clients:
         await client.until_frame(raw.DATA, 2 * REQUESTS - 1)
         client.close()
-    turns.stop()
-    await worker.server.close()
 
 
 @pytest.mark.parametrize("path", WITH_TASKS)
-async def test_a_turn_begins_a_few_of_the_calls_whose_tasks_one_read_makes(path: str) -> None:
+async def test_a_turn_begins_a_few_of_the_calls_whose_tasks_one_read_makes(worker: Worker, path: str) -> None:
     """To make a task takes little, so that hundreds were made in a pass: their first steps were one turn of 0.17 s."""
-    turns = Turns()
-    worker = Worker(turns)
-    [(_, port)] = await worker.server.listen("127.0.0.1")
-    clients = [await connect(port, None) for _ in range(3)]
+    clients = [await connect(worker.port) for _ in range(3)]
     first, last = held_back(10 * REQUESTS, path)
     for client in clients:
         client.send(first if path == WITH_TASKS[0] else b"")
@@ -136,15 +143,10 @@ async def test_a_turn_begins_a_few_of_the_calls_whose_tasks_one_read_makes(path:
     assert max(worker.by_turn.values()) <= 2 * BEGUN_IN_A_TURN  # the number of the turn may change between two of them
     for client in clients:
         client.close()
-    turns.stop()
-    await worker.server.close()
 
 
-async def test_a_large_request_counts_as_many_calls() -> None:
-    turns = Turns()
-    worker = Worker(turns)
-    [(_, port)] = await worker.server.listen("127.0.0.1")
-    client = await connect(port, None)
+async def test_a_large_request_counts_as_many_calls(worker: Worker) -> None:
+    client = await connect(worker.port)
     first, last = held_back(4, WITH_TASKS[0], bytes(BYTES_AS_A_CALL * BEGUN_IN_A_TURN // 2))
     client.send(first)
     client.send(raw.frame(raw.PING, 0, 0, bytes(8)))
@@ -153,37 +155,27 @@ async def test_a_large_request_counts_as_many_calls() -> None:
     await until(lambda: worker.by_turn.total() == 4)
     assert len(worker.by_turn) > 1
     client.close()
-    turns.stop()
-    await worker.server.close()
 
 
-async def test_a_connection_that_goes_while_it_waits_is_forgotten() -> None:
-    turns = Turns()
-    worker = Worker(turns)
-    [(_, port)] = await worker.server.listen("127.0.0.1")
-    client = await connect(port, None)
+async def test_a_connection_that_goes_while_it_waits_is_forgotten(worker: Worker) -> None:
+    client = await connect(worker.port)
     client.send(b"".join(held_back(REQUESTS)))
     await until(lambda: worker.by_turn.total() > 0)
     for connection in list(worker.server.connections):
         connection.abort()
     await until(lambda: not worker.server.connections)
     done = worker.by_turn.total()
-    again = await connect(port, None)
+    again = await connect(worker.port)
     again.send(raw.frame(raw.PING, 0, 0, bytes(8)))
     await again.until_frame(raw.PING)
     assert worker.by_turn.total() <= done + 1 < REQUESTS
     for one in (client, again):
         one.close()
-    turns.stop()
-    await worker.server.close()
 
 
 @pytest.mark.parametrize("are_reset", [False, True], ids=["connection", "reset"])
-async def test_a_turn_ends_a_few_of_the_calls_that_clients_leave_together(are_reset: bool) -> None:
-    turns = Turns()
-    worker = Worker(turns)
-    [(_, port)] = await worker.server.listen("127.0.0.1")
-    clients = [await connect(port, None) for _ in range(3)]
+async def test_a_turn_ends_a_few_of_the_calls_that_clients_leave_together(worker: Worker, are_reset: bool) -> None:
+    clients = [await connect(worker.port) for _ in range(3)]
     streams = range(1, 2 * REQUESTS, 2)
     fields = raw.grpc_headers(HUNG)
     for client in clients:
@@ -202,18 +194,14 @@ async def test_a_turn_ends_a_few_of_the_calls_that_clients_leave_together(are_re
     assert worker.server.answers.held_bytes == 0
     for client in clients:
         client.close()
-    turns.stop()
-    await worker.server.close()
 
 
 async def _echo(request: HttpRequest) -> HttpResponse:
     return HttpResponse(200, request.body)
 
 
-async def test_a_turn_reads_a_few_of_the_chunks_of_a_body(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_turn_reads_a_few_of_the_chunks_of_a_body(worker: Worker, monkeypatch: pytest.MonkeyPatch) -> None:
     """A read may hold 5,000 chunks of one byte. What is behind them, and who comes meanwhile, is served as ever."""
-    turns = Turns()
-    worker = Worker(turns)
     server = Server(http_handler=_echo)
     [(host, port)] = await server.listen("127.0.0.1")
     next_event = h11.Connection.next_event
@@ -248,5 +236,4 @@ async def test_a_turn_reads_a_few_of_the_chunks_of_a_body(monkeypatch: pytest.Mo
         writer.transport.abort()
     await until(lambda: not server.connections)
     assert server.answers.held_bytes == 0
-    turns.stop()
     await server.close()

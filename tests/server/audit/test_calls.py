@@ -8,6 +8,8 @@ from collections.abc import AsyncIterator, Callable
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
+
 from raftkv.apply.wire import Caller
 from raftkv.pb import rpc_pb2
 from raftkv.rpc import Channel, Code, HttpRequest, HttpResponse, RpcError, Server, StreamCall, UnaryCall
@@ -17,6 +19,7 @@ from raftkv.server.audit.calls import HELD_BYTES_MAX, AuditCalls, Level
 from raftkv.server.audit.trail import AuditTrail
 from raftkv.server.tls.ports import FailureLog
 from tests.rpc.loop import failure, until
+from tests.rpc.services import channel_to
 
 PUT, RANGE, TXN = "/etcdserverpb.KV/Put", "/etcdserverpb.KV/Range", "/etcdserverpb.KV/Txn"
 LOGIN, WATCH, SNAPSHOT = (
@@ -47,6 +50,16 @@ class Memory:
             assert line.pop("duration_ms", 1.0) >= 0
             assert line.pop("event") in ("call", "open", "request", "end", "http", "handshake", "refused")
         return found
+
+
+@pytest.fixture
+def memory() -> Memory:
+    return Memory()
+
+
+@pytest.fixture
+def trail(memory: Memory) -> AuditTrail:
+    return AuditTrail(memory, "m1")
 
 
 def guard(path: str, kind: Kind, handler: Callable[..., Any]) -> Callable[..., Any]:
@@ -88,13 +101,9 @@ async def member(level: Level, memory: Memory) -> AsyncIterator[Channel]:
     server.unary_async(LOGIN, _login)
     server.stream(WATCH, _stream)
     server.stream(SNAPSHOT, _stream)
-    ((_, port),) = await server.listen("127.0.0.1", 0)
-    try:
-        async with Channel(f"127.0.0.1:{port}") as channel:
+    with contextlib.closing(trail):
+        async with channel_to(server) as channel:
             yield channel
-    finally:
-        await server.close()
-        trail.close()
 
 
 async def use(channel: Channel) -> None:
@@ -148,8 +157,7 @@ async def test_calls_recorded_by_each_level() -> None:
         assert b"s3cret" not in memory.data
 
 
-async def test_a_call_that_ends_without_an_answer_is_noted() -> None:
-    memory = Memory()
+async def test_a_call_that_ends_without_an_answer_is_noted(memory: Memory) -> None:
     async with member(Level.ALL, memory) as channel:
         stream = channel.stream(WATCH, metadata=(("user", "alice"),))
         await stream.send(b"")
@@ -159,41 +167,33 @@ async def test_a_call_that_ends_without_an_answer_is_noted() -> None:
     assert memory.lines()[-1] == {"user": "alice", "method": WATCH[1:], "outcome": "CANCELLED"}
 
 
-async def test_large_requests_and_passwords_do_not_wait_in_the_queue() -> None:
+async def test_large_requests_and_passwords_do_not_wait_in_the_queue(trail: AuditTrail) -> None:
     """What waits may wait for long, and would be in a core dump."""
-    memory = Memory()
-    trail = AuditTrail(memory, "m1")
     trail.close()
     calls = AuditCalls(trail, Level.ALL)
     server = Server(around=(calls.around,))
     server.unary(PUT, lambda call, _: call.reply(b""))
     server.unary(LOGIN, lambda call, _: call.reply(b""))
-    ((_, port),) = await server.listen("127.0.0.1", 0)
-    async with Channel(f"127.0.0.1:{port}") as channel:
+    async with channel_to(server) as channel:
         put = rpc_pb2.PutRequest(key=b"k", value=bytes(HELD_BYTES_MAX)).SerializeToString()
         await channel.unary(PUT, put, 20)
         await channel.unary(LOGIN, rpc_pb2.AuthenticateRequest(name="a", password="p").SerializeToString(), 20)
-    await server.close()
     assert [record.request for record, _ in trail._records] == ['{"key":"k"}', '{"name":"a"}']
 
 
-async def test_waiting_record_counts_by_its_kept_bytes() -> None:
+async def test_waiting_record_counts_by_its_kept_bytes(trail: AuditTrail) -> None:
     """A request of 32 operations is 20 KB of a line; a target may have as much as a header."""
-    memory = Memory()
-    trail = AuditTrail(memory, "m1")
     trail.close()
     calls = AuditCalls(trail, Level.ALL)
     server = Server(around=(calls.around,))
     server.unary(TXN, lambda call, _: call.reply(b""))
     server.router.on_refused = calls.refused
-    ((_, port),) = await server.listen("127.0.0.1", 0)
     deletion = rpc_pb2.RequestOp(
         request_delete_range=rpc_pb2.DeleteRangeRequest(key=b"\xfe" * 256, range_end=b"\xff" * 256)
     )
-    async with Channel(f"127.0.0.1:{port}") as channel:
+    async with channel_to(server) as channel:
         await channel.unary(TXN, rpc_pb2.TxnRequest(success=[deletion] * 32).SerializeToString(), 20)
         await failure(channel.unary("/" + "s" * 8000 + "/M", b"", 20, metadata=(("origin", "http://evil.example"),)))
-    await server.close()
 
     async def serve(request: HttpRequest) -> HttpResponse:
         return HttpResponse(403)
@@ -205,9 +205,7 @@ async def test_waiting_record_counts_by_its_kept_bytes() -> None:
         assert isinstance(record.request, str | None)
 
 
-async def test_an_interval_that_is_refused_waits_as_text() -> None:
-    memory = Memory()
-    trail = AuditTrail(memory, "m1")
+async def test_an_interval_that_is_refused_waits_as_text(trail: AuditTrail) -> None:
     trail.close()
     call: Any = SimpleNamespace(peer=SimpleNamespace(address="127.0.0.1:1", certificate=None), caller=None, path=WATCH)
     AuditCalls(trail, Level.AUTH).watch_refused(call, b"a", b"b", "etcdserver: permission denied")
@@ -237,10 +235,7 @@ async def test_plain_http() -> None:
         assert b"s3cret" not in memory.data
 
 
-async def test_a_message_that_a_guard_has_looked_at_is_noted_once() -> None:
-    memory = Memory()
-    trail = AuditTrail(memory, "m1")
-
+async def test_a_message_that_a_guard_has_looked_at_is_noted_once(memory: Memory, trail: AuditTrail) -> None:
     def looking(path: str, kind: Kind, handler: Callable[..., Any]) -> Callable[..., Any]:
         async def stream(call: StreamCall) -> None:
             call.caller = Caller(b"alice", 1)
@@ -253,8 +248,7 @@ async def test_a_message_that_a_guard_has_looked_at_is_noted_once() -> None:
 
     server = Server(around=(AuditCalls(trail, Level.ALL).around, looking))
     server.stream(WATCH, _stream)
-    ((_, port),) = await server.listen("127.0.0.1", 0)
-    async with Channel(f"127.0.0.1:{port}") as channel:
+    async with channel_to(server) as channel:
         stream = channel.stream(WATCH)
         for watch_id in (1, 2):
             cancel = rpc_pb2.WatchCancelRequest(watch_id=watch_id)
@@ -262,7 +256,6 @@ async def test_a_message_that_a_guard_has_looked_at_is_noted_once() -> None:
         stream.half_close()
         while await stream.receive() is not None:
             pass
-    await server.close()
     trail.close()
     assert [line.get("request") for line in memory.lines()] == [
         None,
@@ -272,25 +265,19 @@ async def test_a_message_that_a_guard_has_looked_at_is_noted_once() -> None:
     ]
 
 
-async def test_a_call_of_a_web_page_is_noted_and_unknown_methods_are_not() -> None:
-    memory = Memory()
-    trail = AuditTrail(memory, "m1")
+async def test_a_call_of_a_web_page_is_noted_and_unknown_methods_are_not(memory: Memory, trail: AuditTrail) -> None:
     server = Server()
     server.router.on_refused = AuditCalls(trail, Level.AUTH).refused
     server.unary(PUT, lambda call, message: call.reply(message))
-    ((_, port),) = await server.listen("127.0.0.1", 0)
-    async with Channel(f"127.0.0.1:{port}") as channel:
+    async with channel_to(server) as channel:
         await channel.unary(PUT, b"", 20)
         await failure(channel.unary("/no.Such/Method", b"", 20))
         await failure(channel.unary(PUT, b"", 20, metadata=(("origin", "http://evil.example"),)))
-    await server.close()
     trail.close()
     assert memory.lines() == [{"user": None, "method": PUT[1:], "outcome": "PERMISSION_DENIED"}]
 
 
-def test_a_refusal_before_a_call_is_noted_and_not_for_each_attempt() -> None:
-    memory = Memory()
-    trail = AuditTrail(memory, "m1")
+def test_a_refusal_before_a_call_is_noted_and_not_for_each_attempt(memory: Memory, trail: AuditTrail) -> None:
     failures = FailureLog("rejected %s: %s", lambda: 1.0)
     failures.listener = AuditCalls(trail, Level.AUTH).refused_handshake("peer")
     for _ in range(100):
@@ -300,9 +287,7 @@ def test_a_refusal_before_a_call_is_noted_and_not_for_each_attempt() -> None:
     assert line == {"user": None, "method": "peer port", "reason": "no certificate"}
 
 
-async def test_denied_watch_is_logged_at_every_level() -> None:
-    memory = Memory()
-    trail = AuditTrail(memory, "m1")
+async def test_denied_watch_is_logged_at_every_level(memory: Memory, trail: AuditTrail) -> None:
     calls = AuditCalls(trail, Level.AUTH)
     server = Server(around=(calls.around,))
 
@@ -311,10 +296,8 @@ async def test_denied_watch_is_logged_at_every_level() -> None:
         calls.watch_refused(call, b"k" * 10_000, b"", "etcdserver: permission denied")
 
     server.stream(WATCH, watch)
-    ((_, port),) = await server.listen("127.0.0.1", 0)
-    async with Channel(f"127.0.0.1:{port}") as channel:
+    async with channel_to(server) as channel:
         assert await channel.stream(WATCH).receive() is None
-    await server.close()
     trail.close()
     (line,) = memory.lines()
     assert (line["user"], line["method"], line["reason"]) == ("bob", WATCH[1:], "etcdserver: permission denied")

@@ -18,6 +18,7 @@ from raftkv.rpc.server.server import Server
 from raftkv.rpc.server.stream import StreamCall
 from raftkv.rpc.status import Code, RpcError
 from raftkv.server.metrics.calls import CallTimes, call_metrics
+from tests.rpc.services import channel_to
 
 PUT = "/etcdserverpb.KV/Put"
 RANGE = "/etcdserverpb.KV/Range"
@@ -61,10 +62,8 @@ async def _cancelled(call: UnaryCall) -> None:
 @asynccontextmanager
 async def serving(*arounds: Any) -> AsyncIterator[tuple[World, Channel]]:
     world = World(*arounds)
-    [(host, port)] = await world.server.listen("127.0.0.1")
-    async with Channel(f"{host}:{port}") as channel:
+    async with channel_to(world.server) as channel:
         yield world, channel
-    await world.server.close()
 
 
 async def test_every_method_and_code_is_there_from_the_start() -> None:
