@@ -62,7 +62,6 @@ def test_heard_version_wins_over_the_published_one(published: str, heard: str | 
             versions.check_capable(CURRENT)
     else:
         versions.check_capable(CURRENT)
-    store.close()
 
 
 def test_a_member_that_was_added_and_never_started_is_of_unknown_version() -> None:
@@ -75,7 +74,6 @@ def test_a_member_that_was_added_and_never_started_is_of_unknown_version() -> No
     assert versions.lowest_version() == (0, 0)
     versions.heard(NEW, dict(introduction()))
     assert versions.lowest_version() == CURRENT
-    store.close()
 
 
 def test_changes_of_members_wait_only_for_those_that_have_ever_run() -> None:
@@ -88,7 +86,6 @@ def test_changes_of_members_wait_only_for_those_that_have_ever_run() -> None:
     membership.set_attributes(record)
     with pytest.raises(errors.NotCapableError):
         versions.check_started_capable(CURRENT)
-    store.close()
 
 
 def test_version_is_published_again_after_an_upgrade() -> None:
@@ -106,7 +103,6 @@ def test_version_is_published_again_after_an_upgrade() -> None:
     ):
         versions.heard(OTHER, metadata)
         assert len(upgraded) == times
-    store.close()
 
 
 def test_a_published_version_outlives_a_restart_and_is_not_compared() -> None:

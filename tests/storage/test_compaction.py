@@ -157,7 +157,6 @@ def test_no_more_deletions_are_collected_than_may_be(monkeypatch: pytest.MonkeyP
         store.commit()
     assert sum(1 for before, now in pairwise(collected) if now < before) > 10
     assert max(collected) < 50 + max(count - before for before, count in pairwise(collected)) <= 50 + DROPS_PER_STEP
-    store.close()
 
 
 def test_a_view_holds_up_the_compactions_that_come_after_it_alone(backend: Backend) -> None:

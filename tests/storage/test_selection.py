@@ -116,7 +116,6 @@ def test_selection_equals_full_read(history, key, end, selection, back):
     revision = max(store.revision - back, 1)
     expected = dumb(store.range(key, end, revision=revision).kvs, selection)
     assert drain(store.select(key, end, selection, revision=revision)) == expected
-    store.close()
 
 
 @given(HISTORY, NAMES, ENDS, st.integers(-1, 4), st.integers(1, 6), st.sampled_from([0, 40, 10_000]))
@@ -135,7 +134,6 @@ def test_a_small_range_is_the_range_or_nothing(history, key, end, limit, keys_ma
     txn.put(b"a", b"not yet")
     assert store.small_range(key, end, limit, keys_max, size_bytes_max) is None, "the index is ahead of the present"
     txn.end()
-    store.close()
 
 
 @given(HISTORY, HISTORY, NAMES, ENDS, SELECTIONS, st.integers(0, 4))
@@ -165,7 +163,6 @@ def test_a_pinned_view_stays_as_it_was(history, later, key, end, selection, back
     while store.is_compacting:
         store.compaction_step()
         store.commit()
-    store.close()
 
 
 @pytest.mark.interpreted
@@ -191,7 +188,6 @@ def test_compaction_overtakes_closed_view() -> None:
         next(past)
     with pytest.raises(RequestTimeoutError):
         next(present)
-    store.close()
 
 
 def test_view_refuses_same_reads_as_store() -> None:
@@ -208,7 +204,6 @@ def test_view_refuses_same_reads_as_store() -> None:
     assert view.range(b"k").kvs == store.range(b"k", revision=6).kvs != store.range(b"k").kvs
     assert view.range(b"k").revision == 6
     view.let_go()
-    store.close()
 
 
 def test_changes_of_an_open_transaction_are_not_counted() -> None:
@@ -224,7 +219,6 @@ def test_changes_of_an_open_transaction_are_not_counted() -> None:
     assert drain(txn.select(b"a", b"z", Selection(order=DESCEND)))[1].count == 2
     txn.end()
     view.let_go()
-    store.close()
 
 
 class Work:
@@ -270,7 +264,6 @@ def test_selection_reads_only_needed_records(monkeypatch, selection, visited, lo
     drain(store.select(b"k", b"l", selection))
     assert work.visited <= visited + selections.KEYS_PER_PIECE
     assert work.loaded == loaded
-    store.close()
 
 
 def test_a_piece_is_small(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -298,7 +291,6 @@ def test_a_piece_is_small(monkeypatch: pytest.MonkeyPatch) -> None:
         assert max(loaded for _, loaded in steps) <= selections.KEYS_PER_PIECE
         assert max(sizes) < selections.BYTES_PER_PIECE + 110_000
         monkeypatch.undo()
-    store.close()
 
 
 @pytest.mark.interpreted
@@ -321,7 +313,6 @@ def test_memory_that_sorting_takes_is_reported() -> None:
 
         drain(store.select(b"k", b"l", selection, grow=grow))
         assert least <= peak <= most, selection
-    store.close()
 
 
 @pytest.mark.interpreted
@@ -345,4 +336,3 @@ def test_sorted_keys_are_freed_beside_the_owner(pieces_taken: int, monkeypatch: 
         assert runs
         writer.run_all()
         assert runs == []
-    store.close()

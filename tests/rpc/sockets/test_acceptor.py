@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import errno
 import socket
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, ClassVar, cast
 
 import pytest
@@ -18,11 +20,11 @@ from tests.rpc.loop import until
 class Listening:
     """A listening socket that may have nothing left for a connection."""
 
-    def __init__(self) -> None:
+    def __init__(self, errors: Sequence[int]) -> None:
         self._socket = socket.create_server(("127.0.0.1", 0), backlog=100)
         self._socket.setblocking(False)
         self.address = self._socket.getsockname()
-        self.errors: list[int] = []
+        self.errors = list(errors)
 
     def accept(self) -> tuple[socket.socket, Any]:
         if self.errors:
@@ -46,30 +48,31 @@ class Taken(asyncio.Protocol):
         transport.close()
 
 
-def _acceptor(listening: Listening) -> tuple[EpollPoller, Acceptor]:
+@contextmanager
+def _accepting(*errors: int) -> Iterator[tuple[Listening, Acceptor]]:
     Taken.count = 0
     Taken.options.clear()
     loop = asyncio.get_running_loop()
-    poller = EpollPoller(loop, Cork())
-    return poller, Acceptor(loop, poller, cast(socket.socket, listening), Taken)
+    listening, poller = Listening(errors), EpollPoller(loop, Cork())
+    acceptor = Acceptor(loop, poller, cast(socket.socket, listening), Taken)
+    acceptor.start()
+    yield listening, acceptor
+    acceptor.close()
+    poller.close()
 
 
 async def test_many_are_taken_over_several_turns() -> None:
-    listening = Listening()
-    poller, acceptor = _acceptor(listening)
-    clients = [socket.create_connection(listening.address) for _ in range(3 * ACCEPTS_A_TURN)]
-    acceptor.start()
-    counts = []
-    while Taken.count < len(clients):
-        await asyncio.sleep(0)
-        counts.append(Taken.count)
-    steps = {after - before for before, after in zip([0, *counts], counts, strict=False)}
-    assert max(steps) == ACCEPTS_A_TURN
-    assert Taken.options == {(False, 1)}
-    for client in clients:
-        client.close()
-    acceptor.close()
-    poller.close()
+    with _accepting() as (listening, _):
+        clients = [socket.create_connection(listening.address) for _ in range(3 * ACCEPTS_A_TURN)]
+        counts = []
+        while Taken.count < len(clients):
+            await asyncio.sleep(0)
+            counts.append(Taken.count)
+        steps = {after - before for before, after in zip([0, *counts], counts, strict=False)}
+        assert max(steps) == ACCEPTS_A_TURN
+        assert Taken.options == {(False, 1)}
+        for client in clients:
+            client.close()
     with pytest.raises(OSError, match="refused"):
         socket.create_connection(listening.address)
 
@@ -79,56 +82,32 @@ async def test_a_lack_is_said_and_tried_again_later(lack: int, monkeypatch: pyte
     monkeypatch.setattr(sockets, "RETRY_S", 0.01)
     contexts: list[Any] = []
     asyncio.get_running_loop().set_exception_handler(lambda loop, context: contexts.append(context))
-    listening = Listening()
-    listening.errors = [lack, lack]
-    poller, acceptor = _acceptor(listening)
-    acceptor.start()
-    with socket.create_connection(listening.address):
+    with _accepting(lack, lack) as (listening, _), socket.create_connection(listening.address):
         await until(lambda: Taken.count)
     assert [(each["message"], each["exception"].errno) for each in contexts] == [
         ("socket.accept() out of system resource", lack)
     ] * 2
-    acceptor.close()
-    poller.close()
 
 
 async def test_no_node_is_taken_during_a_shortage() -> None:
     asyncio.get_running_loop().set_exception_handler(lambda loop, context: None)
-    listening = Listening()
-    listening.errors = [errno.EMFILE] * 50
-    poller, acceptor = _acceptor(listening)
-    acceptor.start()
-    with socket.create_connection(listening.address):
+    with _accepting(*[errno.EMFILE] * 50) as (listening, _), socket.create_connection(listening.address):
         await until(lambda: len(listening.errors) < 50)
         for _ in range(20):
             await asyncio.sleep(0)
         assert len(listening.errors) == 49
-    acceptor.close()
-    poller.close()
 
 
 @pytest.mark.parametrize("passing", [errno.ECONNABORTED, errno.EPROTO, errno.EPERM])
 async def test_one_that_has_gone_before_it_was_taken_does_not_matter(passing: int) -> None:
-    listening = Listening()
-    listening.errors = [passing]
-    poller, acceptor = _acceptor(listening)
-    acceptor.start()
-    with socket.create_connection(listening.address):
+    with _accepting(passing) as (listening, _), socket.create_connection(listening.address):
         await until(lambda: Taken.count)
-    acceptor.close()
-    poller.close()
 
 
 async def test_nothing_is_tried_again_after_the_end() -> None:
     asyncio.get_running_loop().set_exception_handler(lambda loop, context: None)
-    listening = Listening()
-    listening.errors = [errno.EMFILE]
-    poller, acceptor = _acceptor(listening)
-    acceptor.start()
-    with socket.create_connection(listening.address):
+    with _accepting(errno.EMFILE) as (listening, acceptor), socket.create_connection(listening.address):
         await until(lambda: not listening.errors)
         retry = acceptor._retry
         assert retry is not None
-        acceptor.close()
-        assert retry.cancelled()
-        poller.close()
+    assert retry.cancelled()

@@ -38,10 +38,13 @@ class Owner:
 
 
 @contextmanager
-def _pairs(count: int) -> Iterator[list[tuple[socket.socket, socket.socket]]]:
+def _pairs(count: int, poller: Any) -> Iterator[list[tuple[socket.socket, socket.socket]]]:
     found = [socket.socketpair() for _ in range(count)]
     try:
         yield found
+        for near, _ in found:
+            poller.watch(near.fileno(), Owner(), 0)
+        poller.close()
     finally:
         for near, far in found:
             near.close()
@@ -53,7 +56,7 @@ async def test_one_is_called_for_what_it_asked_for(kind: str) -> None:
     loop = asyncio.get_running_loop()
     poller: Any = EpollPoller(loop, Cork()) if kind == "epoll" else LoopPoller(loop)
     owner = Owner()
-    with _pairs(1) as [(near, far)]:
+    with _pairs(1, poller) as [(near, far)]:
         poller.watch(near.fileno(), owner, READ)
         for _ in range(5):
             await asyncio.sleep(0)
@@ -75,14 +78,13 @@ async def test_one_is_called_for_what_it_asked_for(kind: str) -> None:
             await asyncio.sleep(0)
         assert (owner.readable, owner.writable) == before
         poller.watch(near.fileno(), owner, 0)
-    poller.close()
 
 
 async def test_a_pass_serves_so_many_and_the_next_the_others() -> None:
     poller = EpollPoller(asyncio.get_running_loop(), Cork(), lambda: 0.0)
     count = EVENTS_A_PASS + 40
     turns: list[int] = []
-    with _pairs(count) as pairs:
+    with _pairs(count, poller) as pairs:
         for near, far in pairs:
             far.send(b"x")
             owner = Owner(lambda near=near: (near.recv(1), turns.append(turn))[1])
@@ -93,9 +95,6 @@ async def test_a_pass_serves_so_many_and_the_next_the_others() -> None:
             await asyncio.sleep(0)
         assert max(turns.count(each) for each in set(turns)) == EVENTS_A_PASS
         assert len(set(turns)) == 2
-        for near, _ in pairs:
-            poller.watch(near.fileno(), Owner(), 0)
-    poller.close()
 
 
 @pytest.mark.parametrize("flood", [20, EVENTS_A_PASS - 1])
@@ -107,7 +106,7 @@ async def test_an_identity_with_many_busy_sockets_delays_another_by_few_turns(fl
         nonlocal now
         now += 0.6 * PASS_S
 
-    with _pairs(flood + 1) as pairs:
+    with _pairs(flood + 1, poller) as pairs:
         for near, far in pairs[:flood]:
             far.send(b"x")
             poller.watch(near.fileno(), Owner(busy, b"mallory"), READ)
@@ -119,9 +118,6 @@ async def test_an_identity_with_many_busy_sockets_delays_another_by_few_turns(fl
             await asyncio.sleep(0)
         assert served, "in less turns than the flood takes"
         assert served[0] <= 8
-        for near, _ in pairs:
-            poller.watch(near.fileno(), Owner(), 0)
-    poller.close()
 
 
 async def test_a_pass_that_takes_long_ends_and_the_next_goes_on_with_who_was_left() -> None:
@@ -135,22 +131,19 @@ async def test_a_pass_that_takes_long_ends_and_the_next_goes_on_with_who_was_lef
         now += 0.4 * PASS_S
         served.append((turn, number))
 
-    with _pairs(5) as pairs:
+    with _pairs(5, poller) as pairs:
         for number, (near, far) in enumerate(pairs):
             far.send(b"x")
             poller.watch(near.fileno(), Owner(lambda number=number: busy(number)), READ)
         while len(served) < 25:
             turn += 1
             await asyncio.sleep(0)
-        for near, _ in pairs:
-            poller.watch(near.fileno(), Owner(), 0)
     numbers = [number for _, number in served]
     assert sorted(numbers[:5]) == [0, 1, 2, 3, 4], "the next pass begins with those left"
     counts = [[numbers[:at].count(number) for number in range(5)] for at in range(25)]
     assert all(max(count) - min(count) <= 2 for count in counts)
     turns = [at for at, _ in served]
     assert {turns.count(each) for each in set(turns)} <= {2, 3}
-    poller.close()
 
 
 async def test_output_of_a_turn_leaves_when_all_were_served() -> None:
@@ -163,7 +156,7 @@ async def test_output_of_a_turn_leaves_when_all_were_served() -> None:
             order.append("flush")
 
     answer = Answer()
-    with _pairs(2) as pairs:
+    with _pairs(2, poller) as pairs:
         for near, far in pairs:
             far.send(b"x")
 
@@ -176,16 +169,13 @@ async def test_output_of_a_turn_leaves_when_all_were_served() -> None:
             poller.watch(near.fileno(), Owner(serve), READ)
         await until(lambda: len(order) == 3)
         assert order == ["served", "served", "flush"]
-        for near, _ in pairs:
-            poller.watch(near.fileno(), Owner(), 0)
-    poller.close()
 
 
 async def test_a_turn_that_those_served_made_due_runs_once_they_are_all_served() -> None:
     order: list[str] = []
     cork = Cork()
     poller = EpollPoller(asyncio.get_running_loop(), cork)
-    with _pairs(2) as pairs:
+    with _pairs(2, poller) as pairs:
         for near, far in pairs:
             far.send(b"x")
 
@@ -198,9 +188,6 @@ async def test_a_turn_that_those_served_made_due_runs_once_they_are_all_served()
             poller.watch(near.fileno(), Owner(serve), READ)
         await until(lambda: len(order) == 3)
         assert order == ["served", "served", "turn"]
-        for near, _ in pairs:
-            poller.watch(near.fileno(), Owner(), 0)
-    poller.close()
 
 
 async def test_a_turn_waits_for_the_next_turn_of_the_loop_if_one_alone_took_long() -> None:
@@ -209,7 +196,7 @@ async def test_a_turn_waits_for_the_next_turn_of_the_loop_if_one_alone_took_long
     loop = asyncio.get_running_loop()
     cork = Cork()
     poller = EpollPoller(loop, cork, lambda: now)
-    with _pairs(1) as [(near, far)]:
+    with _pairs(1, poller) as [(near, far)]:
         far.send(b"x")
 
         def serve() -> None:
@@ -222,8 +209,6 @@ async def test_a_turn_waits_for_the_next_turn_of_the_loop_if_one_alone_took_long
         poller.watch(near.fileno(), Owner(serve), READ)
         await until(lambda: len(order) == 2)
         assert order == ["others", "turn"]
-        poller.watch(near.fileno(), Owner(), 0)
-    poller.close()
 
 
 async def test_a_reader_removed_in_the_same_turn_is_not_called() -> None:
@@ -231,7 +216,7 @@ async def test_a_reader_removed_in_the_same_turn_is_not_called() -> None:
     failures: list[object] = []
     loop.set_exception_handler(lambda loop, context: failures.append(context))
     poller = EpollPoller(loop, Cork())
-    with _pairs(2) as pairs:
+    with _pairs(2, poller) as pairs:
         fds = [near.fileno() for near, _ in pairs]
         calls: list[int] = []
 
@@ -248,13 +233,12 @@ async def test_a_reader_removed_in_the_same_turn_is_not_called() -> None:
             await asyncio.sleep(0)
         assert len(calls) == 1
         assert failures == []
-    poller.close()
 
 
 async def test_it_ends_with_the_last_that_is_watched() -> None:
     poller = EpollPoller(asyncio.get_running_loop(), Cork())
     owner = Owner()
-    with _pairs(1) as [(near, far)]:
+    with _pairs(1, LoopPoller(asyncio.get_running_loop())) as [(near, far)]:
         poller.watch(near.fileno(), owner, READ)
         poller.close()
         far.send(b"last words")

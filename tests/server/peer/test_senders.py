@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 
 import pytest
 
@@ -25,12 +27,23 @@ THIRD = 3
 VOTE = Message(MessageType.VOTE_RESPONSE, to=OTHER, from_=OWN, term=7)
 
 
-async def _stream(receiver: Receiver) -> tuple[Channel, ClientStream]:
-    receiver.members.members[THIRD] = rpc_pb2.Member(ID=THIRD)
-    channel = Channel((await receiver.listen()).removeprefix("http://"))
-    stream = channel.stream(RAFT_PATH, metadata=peer_metadata(CLUSTER, OWN, OTHER))
-    assert await stream.receive() == b""
-    return channel, stream
+class Asked(Receiver):
+    channel: Channel
+
+    async def stream(self, sender: int = OWN) -> ClientStream:
+        stream = self.channel.stream(RAFT_PATH, metadata=peer_metadata(CLUSTER, sender, OTHER))
+        assert await stream.receive() == b""
+        return stream
+
+
+@pytest.fixture
+@asynccontextmanager
+async def receiver() -> AsyncIterator[Asked]:
+    made = Asked()
+    made.members.members[THIRD] = rpc_pb2.Member(ID=THIRD)
+    async with Channel((await made.listen()).removeprefix("http://")) as made.channel:
+        yield made
+    await made.server.close(0.0)
 
 
 def _batch(*messages: Message) -> bytes:
@@ -52,9 +65,8 @@ def _batch(*messages: Message) -> bytes:
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
-async def test_a_message_in_another_name_or_without_its_database_ends_the_stream(caplog, forged, text):
-    receiver = Receiver()
-    channel, stream = await _stream(receiver)
+async def test_a_message_in_another_name_or_without_its_database_ends_the_stream(receiver, caplog, forged, text):
+    stream = await receiver.stream()
     await stream.send(_batch(VOTE, forged))
     error = await failure(stream.receive())
     assert error.code is Code.INVALID_ARGUMENT
@@ -62,54 +74,41 @@ async def test_a_message_in_another_name_or_without_its_database_ends_the_stream
     assert receiver.received == [], "nothing of the batch is taken"
     (line,) = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
     assert line.endswith(text)
-    await channel.close()
-    await receiver.server.close(0.0)
 
 
-async def test_forwarded_messages_are_taken() -> None:
-    receiver = Receiver()
-    channel, stream = await _stream(receiver)
+async def test_forwarded_messages_are_taken(receiver: Asked) -> None:
+    stream = await receiver.stream()
     kinds = (MessageType.PROPOSE, MessageType.READ_INDEX, MessageType.TRANSFER_LEADER)
     await stream.send(_batch(VOTE, *(Message(kind, to=OTHER, from_=THIRD) for kind in kinds)))
     async with asyncio.timeout(90):
         await until(lambda: len(receiver.received) == 4)
-    await channel.close()
-    await receiver.server.close(0.0)
 
 
-async def test_two_processes_of_one_member_are_logged(caplog, monkeypatch):
+async def test_two_processes_of_one_member_are_logged(receiver, caplog, monkeypatch):
     """A stream that is soon silent after the next one began is what a restart leaves: only one that goes on counts."""
     monkeypatch.setattr(service_module, "TWINS_S", 0.2)
-    receiver = Receiver()
-    channel, first = await _stream(receiver)
+    first = await receiver.stream()
     await first.send(_batch(VOTE))
-    second = channel.stream(RAFT_PATH, metadata=peer_metadata(CLUSTER, OWN, OTHER))
-    assert await second.receive() == b""
+    second = await receiver.stream()
     await first.send(_batch(VOTE))
     await second.send(_batch(VOTE))
     async with asyncio.timeout(90):
         await until(lambda: len(receiver.received) == 3)
-        third = channel.stream(RAFT_PATH, metadata=peer_metadata(CLUSTER, OWN, OTHER))
-        assert await third.receive() == b""
+        third = await receiver.stream()
         while not any("two processes run as member 1," in line for line in caplog.messages):
             await second.send(_batch(VOTE))
             await third.send(_batch(VOTE))
             await asyncio.sleep(0.02)
     (line,) = [record for record in caplog.records if record.levelno >= logging.ERROR]
     assert "stop the one at an address" in line.getMessage()
-    await channel.close()
-    await receiver.server.close(0.0)
 
 
 STRANGER = 77
 
 
-async def test_an_unknown_peer_passes_nothing_on() -> None:
+async def test_an_unknown_peer_passes_nothing_on(receiver: Asked) -> None:
     """Let an unknown peer lead and vote, as it may be a new member, and cause no entries."""
-    receiver = Receiver()
-    channel = Channel((await receiver.listen()).removeprefix("http://"))
-    stream = channel.stream(RAFT_PATH, metadata=peer_metadata(CLUSTER, STRANGER, OTHER))
-    assert await stream.receive() == b""
+    stream = await receiver.stream(STRANGER)
     kinds = (MessageType.PROPOSE, MessageType.READ_INDEX, MessageType.TRANSFER_LEADER, MessageType.HEARTBEAT)
     await stream.send(_batch(*(Message(kind, to=OTHER, from_=STRANGER) for kind in kinds)))
     async with asyncio.timeout(90):
@@ -119,43 +118,31 @@ async def test_an_unknown_peer_passes_nothing_on() -> None:
     await stream.send(_batch(*(Message(kind, to=OTHER, from_=STRANGER) for kind in kinds)))
     async with asyncio.timeout(90):
         await until(lambda: len(receiver.received) == 5)
-    await channel.close()
-    await receiver.server.close(0.0)
 
 
-async def test_unknown_peer_may_only_make_catch_up_calls() -> None:
-    receiver = Receiver()
-    channel = Channel((await receiver.listen()).removeprefix("http://"))
+async def test_unknown_peer_may_only_make_catch_up_calls(receiver: Asked) -> None:
     for name in ASKED:
         path = SERVICES["raftkvpb.Peer"][name].path
-        assert await channel.unary(path, b"", 5.0, peer_metadata(CLUSTER, OWN, OTHER)) == b"done"
-        asked = channel.unary(path, b"", 5.0, peer_metadata(CLUSTER, STRANGER, OTHER))
+        assert await receiver.channel.unary(path, b"", 5.0, peer_metadata(CLUSTER, OWN, OTHER)) == b"done"
+        asked = receiver.channel.unary(path, b"", 5.0, peer_metadata(CLUSTER, STRANGER, OTHER))
         if name in ASKED_BY_MEMBERS:
             error = await failure(asked)
             assert (error.code, error.text) == (Code.UNAVAILABLE, "raftkv: member 4d is not known here yet"), name
         else:
             assert await asked == b"done"
-    await channel.close()
-    await receiver.server.close(0.0)
 
 
-async def test_memory_of_unknown_peers_is_bounded() -> None:
+async def test_memory_of_unknown_peers_is_bounded(receiver: Asked) -> None:
     """On a port without TLS any caller may claim to be a member that is not known here yet."""
-    receiver = Receiver()
-    target = (await receiver.listen()).removeprefix("http://")
-    channel = Channel(target)
     forged = _batch(Message(MessageType.HEARTBEAT, to=OTHER, from_=0, term=7))
     for stranger in (OWN, *range(1000, 1000 + 3 * UNKNOWN_PEERS_MAX)):
-        async with channel.stream(RAFT_PATH, metadata=peer_metadata(CLUSTER, stranger, OTHER)) as stream:
-            assert await stream.receive() == b""
+        async with await receiver.stream(stranger) as stream:
             await stream.send(forged)
             await failure(stream.receive())
     service = receiver.service
     for kept in (service.received_bytes, service.received_failures, receiver.versions._heard):
         assert OWN in kept
         assert UNKNOWN_PEERS_MAX <= len(kept) <= UNKNOWN_PEERS_MAX + 2
-    await channel.close()
-    await receiver.server.close(0.0)
 
 
 def test_transfers_of_many_ids_are_not_all_counted() -> None:
