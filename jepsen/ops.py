@@ -236,30 +236,12 @@ PartResult = PutResult | RangeResult | DeleteResult
 Result = PartResult | TxnResult | Done | LeaseResult | HeldResult
 
 _KINDS: dict[str, type[Any]] = {
-    "put": Put,
-    "range": Range,
-    "delete": Delete,
-    "txn": Txn,
-    "put_result": PutResult,
-    "range_result": RangeResult,
-    "delete_result": DeleteResult,
-    "txn_result": TxnResult,
-    "compare": Compare,
-    "kv": KeyValue,
-    "grant": Grant,
-    "revoke": Revoke,
-    "keep_alive": KeepAlive,
-    "time_to_live": TimeToLive,
-    "lock": Lock,
-    "unlock": Unlock,
-    "campaign": Campaign,
-    "proclaim": Proclaim,
-    "resign": Resign,
-    "leader": Leader,
-    "done": Done,
-    "lease_result": LeaseResult,
-    "held_result": HeldResult,
-}
+    "put": Put, "range": Range, "delete": Delete, "txn": Txn, "put_result": PutResult, "range_result": RangeResult,
+    "delete_result": DeleteResult, "txn_result": TxnResult, "compare": Compare, "kv": KeyValue, "grant": Grant,
+    "revoke": Revoke, "keep_alive": KeepAlive, "time_to_live": TimeToLive, "lock": Lock, "unlock": Unlock,
+    "campaign": Campaign, "proclaim": Proclaim, "resign": Resign, "leader": Leader, "done": Done,
+    "lease_result": LeaseResult, "held_result": HeldResult,
+}  # fmt: skip
 _NAMES = {kind: name for name, kind in _KINDS.items()}
 
 

@@ -13,16 +13,10 @@ import shutil
 import pytest
 
 PACKAGES = {
-    "chromium": "chromium",
-    "etcdctl": "etcd-client",
-    "ip": "iproute2",
-    "prometheus": "prometheus",
-    "promtool": "prometheus",
-    "psql": "postgresql",
-    "systemd-analyze": "systemd",
-    "systemd-sysusers": "systemd",
+    "chromium": "chromium", "etcdctl": "etcd-client", "ip": "iproute2", "prometheus": "prometheus",
+    "promtool": "prometheus", "psql": "postgresql", "systemd-analyze": "systemd", "systemd-sysusers": "systemd",
     "systemd-tmpfiles": "systemd",
-}
+}  # fmt: skip
 
 
 def program(name: str, folder: str | None = None) -> str:

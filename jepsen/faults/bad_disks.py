@@ -200,13 +200,6 @@ class Starve(Erring):
 
 
 FAULTS: Final[dict[str, type[_BadDisk]]] = {
-    "power": Power,
-    "liar": Liar,
-    "liars": Liars,
-    "failing": Failing,
-    "erring": Erring,
-    "stalling": Stalling,
-    "rewind": Rewind,
-    "rot": Rot,
-    "starve": Starve,
-}
+    "power": Power, "liar": Liar, "liars": Liars, "failing": Failing, "erring": Erring, "stalling": Stalling,
+    "rewind": Rewind, "rot": Rot, "starve": Starve,
+}  # fmt: skip

@@ -118,15 +118,9 @@ class Reset(_NetworkFault):
 
 
 FAULTS: dict[str, Callable[[], Fault]] = {
-    "cut": Cut,
-    "offline": Offline,
-    "deaf": Deaf,
-    "mute": Mute,
-    "bridge": Bridge,
-    "slow": Slow,
-    "thin": Thin,
+    "cut": Cut, "offline": Offline, "deaf": Deaf, "mute": Mute, "bridge": Bridge, "slow": Slow, "thin": Thin,
     "reset": Reset,
-}
+}  # fmt: skip
 
 
 def both_ways(pairs: Iterable[Pair]) -> Iterator[Pair]:

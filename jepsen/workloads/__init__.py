@@ -39,14 +39,6 @@ from jepsen.workloads.txn import Transactions
 from jepsen.workloads.watch import Watch
 
 WORKLOADS: dict[str, Callable[[], Workload]] = {
-    "register": Register,
-    "set": Set,
-    "append": Append,
-    "txn": Transactions,
-    "mixed": Mixed,
-    "watch": Watch,
-    "lease": Lease,
-    "lock": LockedLists,
-    "election": Election,
-    "roster": Roster,
-}
+    "register": Register, "set": Set, "append": Append, "txn": Transactions, "mixed": Mixed, "watch": Watch,
+    "lease": Lease, "lock": LockedLists, "election": Election, "roster": Roster,
+}  # fmt: skip

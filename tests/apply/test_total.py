@@ -19,21 +19,13 @@ from tests.apply.machine import Machine
 
 ENTRIES = 60
 TYPES: dict[int, type] = {
-    Kind.PUT: rpc_pb2.PutRequest,
-    Kind.DELETE_RANGE: rpc_pb2.DeleteRangeRequest,
-    Kind.TXN: rpc_pb2.TxnRequest,
-    Kind.COMPACT: rpc_pb2.CompactionRequest,
-    Kind.ALARM: rpc_pb2.AlarmRequest,
-    Kind.MEMBER_ATTRIBUTES: raft_pb2.MemberRecord,
-    Kind.LEASE_GRANT: rpc_pb2.LeaseGrantRequest,
-    Kind.LEASE_REVOKE: rpc_pb2.LeaseRevokeRequest,
-    Kind.LEASE_EXPIRE: raft_pb2.LeaseDecision,
-    Kind.LEASE_RENEW: raft_pb2.LeaseDecision,
-    Kind.HISTORY_QUOTA: admin_pb2.QuotaSetRequest,
-    Kind.LIMIT: admin_pb2.Limit,
-    Kind.DOWNGRADE: rpc_pb2.DowngradeInfo,
-    Kind.AUTH: raft_pb2.AuthChange,
-}
+    Kind.PUT: rpc_pb2.PutRequest, Kind.DELETE_RANGE: rpc_pb2.DeleteRangeRequest, Kind.TXN: rpc_pb2.TxnRequest,
+    Kind.COMPACT: rpc_pb2.CompactionRequest, Kind.ALARM: rpc_pb2.AlarmRequest,
+    Kind.MEMBER_ATTRIBUTES: raft_pb2.MemberRecord, Kind.LEASE_GRANT: rpc_pb2.LeaseGrantRequest,
+    Kind.LEASE_REVOKE: rpc_pb2.LeaseRevokeRequest, Kind.LEASE_EXPIRE: raft_pb2.LeaseDecision,
+    Kind.LEASE_RENEW: raft_pb2.LeaseDecision, Kind.HISTORY_QUOTA: admin_pb2.QuotaSetRequest,
+    Kind.LIMIT: admin_pb2.Limit, Kind.DOWNGRADE: rpc_pb2.DowngradeInfo, Kind.AUTH: raft_pb2.AuthChange,
+}  # fmt: skip
 
 
 def _told(outcome: Outcome) -> tuple[int, bytes, str]:

@@ -38,20 +38,12 @@ def test_the_faster_follower_and_what_follows_its_sync_make_the_stages() -> None
     found = medians_us(PUTS, LEADER, [LATER_FOLLOWER, FOLLOWER])
     took = {name: figures["p50_us"] for name, figures in found.items()}
     assert took == {
-        "on the way to the leader": 50,
-        "received, checked": 10,
-        "waits for the turn": 20,
-        "proposed": 10,
-        "leader's log written, wal sync begins": 30,
-        "leader's wal sync": 100,
-        "sent: on the way to the follower": 100,
-        "follower's log written": 110,
-        "follower's wal sync": 100,
-        "acknowledged: on the way back": 200,
-        "committed, applied": 550,
-        "answered": 10,
+        "on the way to the leader": 50, "received, checked": 10, "waits for the turn": 20, "proposed": 10,
+        "leader's log written, wal sync begins": 30, "leader's wal sync": 100,
+        "sent: on the way to the follower": 100, "follower's log written": 110, "follower's wal sync": 100,
+        "acknowledged: on the way back": 200, "committed, applied": 550, "answered": 10,
         "on the way to the client": 140,
-    }
+    }  # fmt: skip
     assert found["follower's wal sync"]["begin_us"] == 300
     assert found["follower's wal sync"]["end_us"] == 400
 

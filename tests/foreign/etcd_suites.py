@@ -303,15 +303,9 @@ def _errors(log: str) -> Iterator[str]:
 
 def _config(data: Path, tester: Path, case: str, qps: int) -> dict[str, Any]:
     weights = {
-        "KV_WRITE_SMALL": 0.35,
-        "KV_WRITE_LARGE": 0.002,
-        "KV_READ_ONE_KEY": 0.07,
-        "KV_READ_RANGE": 0.07,
-        "KV_DELETE_ONE_KEY": 0.07,
-        "KV_DELETE_RANGE": 0.07,
-        "KV_TXN_WRITE_DELETE": 0.35,
-        "LEASE": 0.1,
-    }
+        "KV_WRITE_SMALL": 0.35, "KV_WRITE_LARGE": 0.002, "KV_READ_ONE_KEY": 0.07, "KV_READ_RANGE": 0.07,
+        "KV_DELETE_ONE_KEY": 0.07, "KV_DELETE_RANGE": 0.07, "KV_TXN_WRITE_DELETE": 0.35, "LEASE": 0.1,
+    }  # fmt: skip
     return {
         "agent-configs": [_member(data, member) for member in (1, 2, 3)],
         "tester-config": {

@@ -51,19 +51,9 @@ class Mutator:
         self._corpus = list(samples) or [b""]
         self._tokens = (*COMMON, *tokens, *tokens, *tokens)
         self._changes: tuple[Callable[[bytes], bytes], ...] = (
-            self._flip,
-            self._byte,
-            self._cut,
-            self._repeat,
-            self._insert,
-            self._token,
-            self._number,
-            self._number,
-            self._splice,
-            self._length,
-            self._field,
-            self._ascii_number,
-        )
+            self._flip, self._byte, self._cut, self._repeat, self._insert, self._token, self._number, self._number,
+            self._splice, self._length, self._field, self._ascii_number,
+        )  # fmt: skip
 
     def keep(self, data: bytes) -> None:
         """Make further inputs from this one too."""

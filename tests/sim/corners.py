@@ -314,29 +314,13 @@ def floods_corner(seed: int) -> RunParameters:
 
 
 CORNERS: dict[str, Callable[[int], RunParameters]] = {
-    "users": users_corner,
-    "floods": floods_corner,
-    "draw": draw,
-    "mixed": mixed,
-    "year": year,
-    "membership": membership_corner,
-    "read": read_corner,
-    "read_lease": read_lease_corner,
-    "replica": replica_corner,
-    "operators": operators_corner,
-    "replacement": replacement_corner,
-    "divergence": divergence_corner,
-    "snapshot": snapshot_corner,
-    "late": late_corner,
-    "backlog": backlog_corner,
-    "election": election_corner,
-    "lease": lease_corner,
-    "watch": watch_corner,
-    "crash": crash_corner,
-    "compaction": compaction_corner,
-    "batch": batch_corner,
-    "defragment": defragment_corner,
-}
+    "users": users_corner, "floods": floods_corner, "draw": draw, "mixed": mixed, "year": year,
+    "membership": membership_corner, "read": read_corner, "read_lease": read_lease_corner, "replica": replica_corner,
+    "operators": operators_corner, "replacement": replacement_corner, "divergence": divergence_corner,
+    "snapshot": snapshot_corner, "late": late_corner, "backlog": backlog_corner, "election": election_corner,
+    "lease": lease_corner, "watch": watch_corner, "crash": crash_corner, "compaction": compaction_corner,
+    "batch": batch_corner, "defragment": defragment_corner,
+}  # fmt: skip
 """Parameters by the name of the corner; ``draw`` is the whole swarm."""
 
 

@@ -103,16 +103,9 @@ def test_foreign_keys_are_left_out() -> None:
 
 def test_keys_of_users_are_no_runs() -> None:
     names = [
-        "jobs/a/node/h-1",
-        "jobs/a/node/h-2",
-        "jobs/a/round",
-        "jobs/a/state",
-        "jobs/a/store/3/x/state",
-        "jobs/a/sync/3/node/h-1",
-        "b/state",
-        "new/node/h-3",
-        "b/boot/1",
-    ]
+        "jobs/a/node/h-1", "jobs/a/node/h-2", "jobs/a/round", "jobs/a/state", "jobs/a/store/3/x/state",
+        "jobs/a/sync/3/node/h-1", "b/state", "new/node/h-3", "b/boot/1",
+    ]  # fmt: skip
     assert count_nodes(names) == {"b": 0, "jobs/a": 2, "new": 1}
 
 

@@ -29,14 +29,9 @@ def server() -> Iterator[str]:
 
 HELP_OF_EACH_WRITER = ["raftkv --help", "raftkv version", "raftkvctl help", "raftkvctl completion bash"]
 HELP = [
-    *HELP_OF_EACH_WRITER,
-    "raftkv cluster --help",
-    "raftkv torchft-lighthouse --help",
-    "raftkv tcpstore-gateway --help",
-    "raftkvctl get --help",
-    "raftkvctl version",
-    "raftkvctl bench put --help",
-]
+    *HELP_OF_EACH_WRITER, "raftkv cluster --help", "raftkv torchft-lighthouse --help",
+    "raftkv tcpstore-gateway --help", "raftkvctl get --help", "raftkvctl version", "raftkvctl bench put --help",
+]  # fmt: skip
 ANSWERS_OF_EACH_WRITER = [
     "get --prefix / -w protobuf",
     "endpoint status -w table",

@@ -72,16 +72,10 @@ class Generator:
             *(self.watch, self.cancel, self.progress, self.close, self.create_many),
             *(self.grant, self.revoke, self.time_to_live, self.leases, self.keep_alive),
             *(
-                self.lock,
-                self.unlock,
-                self.campaign,
-                self.proclaim,
-                self.resign,
-                self.leader,
-                self.observe,
+                self.lock, self.unlock, self.campaign, self.proclaim, self.resign, self.leader, self.observe,
                 self.give_up,
             ),
-        )
+        )  # fmt: skip
 
     def program(self, length: int) -> Iterator[Op]:
         """Some leases first, then anything."""

@@ -158,22 +158,12 @@ class Player:
         self._compacted = 0
         self._turn = 0
         self._doers: dict[str, Callable[[Op], None]] = {
-            "kv": self._do_kv,
-            "lease": self._do_lease,
-            "short": self._do_short,
-            "keep": self._do_keep_alive,
-            "watch": self._do_watch,
-            "many": self._do_many,
-            "cancel": self._do_cancel,
-            "progress": self._do_progress,
-            "close": self._do_close,
-            "lock": self._do_wait_for_turn,
-            "campaign": self._do_wait_for_turn,
-            "recipe": self._do_call,
-            "leader": self._do_leader,
-            "observe": self._do_observe,
+            "kv": self._do_kv, "lease": self._do_lease, "short": self._do_short, "keep": self._do_keep_alive,
+            "watch": self._do_watch, "many": self._do_many, "cancel": self._do_cancel, "progress": self._do_progress,
+            "close": self._do_close, "lock": self._do_wait_for_turn, "campaign": self._do_wait_for_turn,
+            "recipe": self._do_call, "leader": self._do_leader, "observe": self._do_observe,
             "give up": self._do_give_up,
-        }
+        }  # fmt: skip
 
     def run(self, episodes: int, differences_max: int = 3) -> Report:
         """Play episodes; end early after `differences_max` differences."""

@@ -368,20 +368,9 @@ def _leader(generator: Generator, path: str) -> dict[str, Any]:
 
 
 MESSAGES: dict[str, Callable[[Generator, str], dict[str, Any]]] = {
-    "kv/range": _range,
-    "kv/txn": _txn,
-    "auth/role/grant": _grant_role,
-    "lease/grant": _grant,
-    "cluster/member/add": _add,
-    "cluster/member/remove": _member,
-    "cluster/member/promote": _member,
-    "cluster/member/update": _update,
-    "maintenance/alarm": _alarm,
-    "maintenance/transfer-leadership": _transfer,
-    "maintenance/downgrade": _downgrade,
-    "lock/lock": _lock,
-    "election/campaign": _campaign,
-    "election/proclaim": _led,
-    "election/resign": _led,
-    "election/leader": _leader,
-}
+    "kv/range": _range, "kv/txn": _txn, "auth/role/grant": _grant_role, "lease/grant": _grant,
+    "cluster/member/add": _add, "cluster/member/remove": _member, "cluster/member/promote": _member,
+    "cluster/member/update": _update, "maintenance/alarm": _alarm, "maintenance/transfer-leadership": _transfer,
+    "maintenance/downgrade": _downgrade, "lock/lock": _lock, "election/campaign": _campaign,
+    "election/proclaim": _led, "election/resign": _led, "election/leader": _leader,
+}  # fmt: skip

@@ -20,20 +20,10 @@ from tests.fuzz.targets import (
 )
 
 _ALL = (
-    *logs.TARGETS,
-    *snapshots.TARGETS,
-    *messages.TARGETS,
-    *replicated.TARGETS,
-    *streams.TARGETS,
-    *users.TARGETS,
-    *tokens.TARGETS,
-    *wire.TARGETS,
-    *http2.TARGETS,
-    *texts.TARGETS,
-    *command_lines.TARGETS,
-    *gateway.TARGETS,
+    *logs.TARGETS, *snapshots.TARGETS, *messages.TARGETS, *replicated.TARGETS, *streams.TARGETS, *users.TARGETS,
+    *tokens.TARGETS, *wire.TARGETS, *http2.TARGETS, *texts.TARGETS, *command_lines.TARGETS, *gateway.TARGETS,
     *values.TARGETS,
-)
+)  # fmt: skip
 
 TARGETS: dict[str, Target] = {target.name: target for target in _ALL}
 assert len(TARGETS) == len(_ALL), "two targets have one name"

@@ -25,23 +25,11 @@ _SAMPLES: Final = [
 ]
 _TOKENS: Final = (
     *(
-        b'"',
-        b"\\u",
-        b"\\ud800",
-        b"null",
-        b"true",
-        b"1e999",
-        b"-0",
-        b"-",
-        b"00",
-        b"[[[[",
-        b"}}",
-        b'"":',
-        b"\xff",
+        b'"', b"\\u", b"\\ud800", b"null", b"true", b"1e999", b"-0", b"-", b"00", b"[[[[", b"}}", b'"":', b"\xff",
         b"\xef\xbb\xbf",
     ),
     *(b'"range_end"', b'"rangeEnd"', b"NaN", b"=", b"9" * 30, b'"9223372036854775808"'),
-)
+)  # fmt: skip
 
 
 def _read(body: bytes, message_type: Any) -> Any:

@@ -91,15 +91,10 @@ def test_raftkvctl(cluster: Cluster) -> None:
     assert output.splitlines()[3].split() == ["|", "a/", "|", "0", "|", "1024", "|", "0", "|", "0", "|", "-", "|"]
     assert json.loads(_ctl(cluster, "list", "--json")[1]) == [
         {
-            "prefix": "a/",
-            "bytes_used": 0,
-            "bytes_max": 1024,
-            "bytes_history": 0,
-            "keys_used": 0,
-            "keys_max": 0,
+            "prefix": "a/", "bytes_used": 0, "bytes_max": 1024, "bytes_history": 0, "keys_used": 0, "keys_max": 0,
             "is_counting": False,
         }
-    ]
+    ]  # fmt: skip
     assert _ctl(cluster, "remove", "a/", "--json")[:2] == (0, "[]\n")
     assert _ctl(cluster, "list") == (0, "", "")
     assert "| \\x1b[2J\\n |" in _ctl(cluster, "set", "\x1b[2J\n", "--keys=1")[1], "it does nothing to a terminal"
@@ -119,15 +114,10 @@ def test_limits_are_set_by_raftkvctl_met_and_waited_for(cluster: Cluster) -> Non
     assert _ctl(cluster, "limit", "prefix", "slow/", "--requests=2", "--requests-burst=1")[0] == 0
     assert json.loads(_ctl(cluster, "limits", "--json")[1]) == [
         {
-            "kind": "prefix",
-            "name": "slow/",
-            "requests_per_s": 2,
-            "requests_burst": 1,
-            "bytes_per_s": 0,
-            "bytes_burst": 0,
-            "watches_max": 0,
+            "kind": "prefix", "name": "slow/", "requests_per_s": 2, "requests_burst": 1, "bytes_per_s": 0,
+            "bytes_burst": 0, "watches_max": 0,
         }
-    ]
+    ]  # fmt: skip
     wait_for(lambda: all(_has_limit(endpoint) for endpoint in cluster.endpoints), "the limit at all members")
     with Wire(cluster.endpoints[:1]) as wire:
         answers = [put(wire, "slow/1") for _ in range(3)]

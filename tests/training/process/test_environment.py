@@ -67,19 +67,11 @@ def test_tf_config_is_what_the_operator_writes() -> None:
 def test_pet_and_the_names_that_are_always_there() -> None:
     found = variables(2, 0, "pet", endpoints=["h1:2379", "h2:2379"], restarts=1, max_restarts=3)
     assert found == {
-        "PET_NNODES": "3",
-        "PET_NODE_RANK": "2",
-        "PET_NPROC_PER_NODE": "2",
-        "PET_MASTER_ADDR": "10.0.0.1",
-        "PET_MASTER_PORT": "29511",
-        "RAFTKV_RUN_ID": "jobs/j",
-        "RAFTKV_EPOCH": "7",
-        "RAFTKV_ENDPOINTS": "h1:2379,h2:2379",
-        "RAFTKV_RANK": "3",
-        "RAFTKV_WORLD_SIZE": "5",
-        "RAFTKV_NODE_ID": "a-2",
+        "PET_NNODES": "3", "PET_NODE_RANK": "2", "PET_NPROC_PER_NODE": "2", "PET_MASTER_ADDR": "10.0.0.1",
+        "PET_MASTER_PORT": "29511", "RAFTKV_RUN_ID": "jobs/j", "RAFTKV_EPOCH": "7",
+        "RAFTKV_ENDPOINTS": "h1:2379,h2:2379", "RAFTKV_RANK": "3", "RAFTKV_WORLD_SIZE": "5", "RAFTKV_NODE_ID": "a-2",
         "RAFTKV_RESTARTS": "1",
-    }
+    }  # fmt: skip
 
 
 def test_restarts_are_told_as_torchrun_tells_them() -> None:
