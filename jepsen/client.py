@@ -71,13 +71,7 @@ class Client:
     """
 
     def __init__(
-        self,
-        name: str,
-        members: list[Member],
-        recorder: Recorder,
-        gate: Gate,
-        timeout_s: float,
-        rng: random.Random,
+        self, name: str, members: list[Member], recorder: Recorder, gate: Gate, timeout_s: float, rng: random.Random
     ) -> None:
         self.name = name
         self.rng = rng

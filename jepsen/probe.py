@@ -185,8 +185,7 @@ class Probe:
             return False
         message = rpc_pb2.RangeRequest(key=b"\0", count_only=True)
         reads = await asyncio.gather(
-            *(self.ask(m, *_KV_RANGE, message, rpc_pb2.RangeResponse, _CALL_S) for m in members),
-            return_exceptions=True,
+            *(self.ask(m, *_KV_RANGE, message, rpc_pb2.RangeResponse, _CALL_S) for m in members), return_exceptions=True
         )
         return not any(isinstance(read, BaseException) for read in reads)
 

@@ -97,10 +97,7 @@ def _part_message(part: Part) -> Any:
             )
         case Range():
             return rpc_pb2.RangeRequest(
-                key=part.key.encode(),
-                range_end=part.end.encode(),
-                revision=part.rev,
-                serializable=part.serializable,
+                key=part.key.encode(), range_end=part.end.encode(), revision=part.rev, serializable=part.serializable
             )
         case Delete():
             return rpc_pb2.DeleteRangeRequest(key=part.key.encode(), range_end=part.end.encode(), prev_kv=part.previous)

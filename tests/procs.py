@@ -197,11 +197,7 @@ class Cluster:
     """Members of one program that know each other; started and ready inside the `with` block."""
 
     def __init__(
-        self,
-        program: Program,
-        size: int = 1,
-        flags: Sequence[str] = (),
-        environment: Mapping[str, str] | None = None,
+        self, program: Program, size: int = 1, flags: Sequence[str] = (), environment: Mapping[str, str] | None = None
     ) -> None:
         self.program = program
         self.directory = data_directory()

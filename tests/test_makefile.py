@@ -140,10 +140,7 @@ def test_ci_installs_only_locked_packages_and_torch(checkout: Path) -> None:
     shutil.rmtree(checkout / ".venv")
     (checkout / "calls").unlink()
     assert make(checkout, "cluster", "./python", "LOCKED=1").returncode == 0
-    assert calls(checkout)[1:] == [
-        f"python -m pip --python .venv install {hashed}/runtime.lock",
-        *WANTED[1:],
-    ]
+    assert calls(checkout)[1:] == [f"python -m pip --python .venv install {hashed}/runtime.lock", *WANTED[1:]]
 
 
 def test_each_minor_version_is_asked_once_and_old_or_broken_pythons_never(tmp_path: Path) -> None:
