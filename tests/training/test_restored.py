@@ -93,9 +93,7 @@ async def test_a_run_begins_a_generation_above_all_that_its_nodes_have_seen(tmp_
 
 @pytest.mark.long
 @pytest.mark.parametrize("flags", [BUMP, ()], ids=["bumped", "same revisions"])
-async def test_ranks_that_wait_for_what_the_backup_does_not_know_begin_anew(
-    tmp_path: Path, flags: tuple[str, ...]
-) -> None:
+async def test_ranks_that_wait_for_what_the_backup_does_not_know_begin_anew(tmp_path, flags):
     async with cluster_of_one(tmp_path, flags) as (kv, save, go_back):
         runs = await asyncio.gather(*(join("job", kv=kv, min_nodes=3) for _ in range(3)))
         counter = runs[1].counter("steps")

@@ -56,9 +56,7 @@ async def test_calls_do_not_count_once_they_are_answered(echo: s.EchoServer) -> 
     [((b"large", b"v" * 15_000),), tuple((b"x%d" % one, b"%d" % one) for one in range(110))],
     ids=["large", "many"],
 )
-async def test_the_header_of_a_call_counts_until_it_is_answered(
-    echo: s.EchoServer, fields: tuple[tuple[bytes, bytes], ...]
-) -> None:
+async def test_the_header_of_a_call_counts_until_it_is_answered(echo, fields):
     """A call that waits keeps its header: 2,000 of 16 KB a connection were not counted."""
     client = await raw.RawClient.connect(echo.target)
     for one in range(1, 2 * CALLS, 2):
