@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
 
 import pytest
 
@@ -12,15 +13,6 @@ from raftkv.loop.fair import MEMBER
 from raftkv.loop.scheduler import LONG_ACTIVE_MAX, RUN_ITEMS, SHORT_KEYS, Slices, Work, hold, in_order
 
 LONG = SHORT_KEYS + 1
-
-
-def on_a_loop(test: Callable[[Clock], Coroutine[None, None, None]]) -> Callable[[Clock], None]:
-    """Run an async test."""
-
-    def run(clock: Clock) -> None:
-        asyncio.run(test(clock))
-
-    return run
 
 
 class Clock:
@@ -78,17 +70,16 @@ class Jobs:
 
 
 @pytest.fixture
-def jobs(clock: Clock) -> Jobs:
-    return Jobs(clock)
+@asynccontextmanager
+async def jobs(clock: Clock) -> AsyncIterator[Jobs]:
+    yield Jobs(clock)  # noqa: PT022  made on the loop
 
 
-@on_a_loop
 async def test_short_work_is_done_at_once(jobs: Jobs) -> None:
     assert jobs.start("a", 1, LONG).is_over
     assert (jobs.did, jobs.ended, len(jobs.slices)) == (["a"], ["a"], 0)
 
 
-@on_a_loop
 async def test_a_pass_has_a_bounded_time_for_all(jobs: Jobs) -> None:
     for name in "abcdefgh":
         jobs.start(name, 3, 1)
@@ -100,14 +91,12 @@ async def test_a_pass_has_a_bounded_time_for_all(jobs: Jobs) -> None:
     assert not jobs.slices.is_late
 
 
-@on_a_loop
 async def test_jobs_take_turns(jobs: Jobs) -> None:
     for name in "abc":
         jobs.start(name, 6, LONG)
     assert [did async for did in jobs.passes()][:3] == ["aabb", "ccaa", "bbcc"]
 
 
-@on_a_loop
 async def test_short_jobs_do_not_wait_for_long_ones(jobs: Jobs) -> None:
     for name in "ABCDEFGHIJ":
         jobs.start(name, 50, LONG)
@@ -115,7 +104,6 @@ async def test_short_jobs_do_not_wait_for_long_ones(jobs: Jobs) -> None:
     assert ["s" in did async for did in jobs.passes()][:4] == [True, True, True, False]
 
 
-@on_a_loop
 async def test_long_jobs_go_on_in_passes_that_have_time_for_one_look(jobs: Jobs, clock: Clock) -> None:
     """The look at the empty lane of short jobs once took the time of the whole pass, for ever."""
     jobs.start("a", 20, LONG)
@@ -125,7 +113,6 @@ async def test_long_jobs_go_on_in_passes_that_have_time_for_one_look(jobs: Jobs,
     assert jobs.ended == ["a"]
 
 
-@on_a_loop
 async def test_few_long_jobs_are_begun_at_a_time(jobs: Jobs) -> None:
     names = "ABCDEFGHIJ"
     for name in names:
@@ -137,7 +124,6 @@ async def test_few_long_jobs_are_begun_at_a_time(jobs: Jobs) -> None:
     assert sorted(jobs.ended) == list(names)
 
 
-@on_a_loop
 async def test_a_waiting_job_is_not_overtaken_for_ever(jobs: Jobs) -> None:
     """Each of eight users keeps one long read under way; the ninth came while no more could begin."""
     users = [b"%d" % number for number in range(2 * LONG_ACTIVE_MAX)]
@@ -156,7 +142,6 @@ async def test_a_waiting_job_is_not_overtaken_for_ever(jobs: Jobs) -> None:
         job.cancel()
 
 
-@on_a_loop
 async def test_a_lane_goes_on_after_a_job_whose_failure_cannot_be_told(clock: Clock) -> None:
     slices, done = Slices(), list[int]()
     asyncio.get_running_loop().set_exception_handler(lambda loop, context: None)
@@ -181,7 +166,6 @@ async def test_a_lane_goes_on_after_a_job_whose_failure_cannot_be_told(clock: Cl
     assert (done, len(slices)) == ([1], 0)
 
 
-@on_a_loop
 async def test_a_cancelled_job_stops_where_it_is(jobs: Jobs) -> None:
     under_way, waiting = jobs.start("a", 99, LONG), None
     for _ in range(LONG_ACTIVE_MAX):
@@ -196,7 +180,6 @@ async def test_a_cancelled_job_stops_where_it_is(jobs: Jobs) -> None:
     assert len(jobs.ended) == LONG_ACTIVE_MAX - 1
 
 
-@on_a_loop
 async def test_a_job_may_cancel_itself(jobs: Jobs, clock: Clock) -> None:
     closed = []
 
@@ -216,7 +199,6 @@ async def test_a_job_may_cancel_itself(jobs: Jobs, clock: Clock) -> None:
     assert (closed, jobs.errors) == ([True], [])
 
 
-@on_a_loop
 async def test_a_failure_is_told_and_ends_the_job(jobs: Jobs) -> None:
     errors: list[Exception] = [KeyError("now"), KeyError("later")]
     jobs.start("a", 0, 1, errors[0])
@@ -226,7 +208,6 @@ async def test_a_failure_is_told_and_ends_the_job(jobs: Jobs) -> None:
     assert (jobs.errors, jobs.ended, len(jobs.slices)) == (errors, ["c"], 0)
 
 
-@on_a_loop
 async def test_a_coroutine_gets_the_result(jobs: Jobs, clock: Clock) -> None:
     def work(pieces: int) -> Work[int]:
         for _ in range(pieces):
