@@ -288,7 +288,7 @@ async def test_receive_is_cancelled_when_room_is_needed(tmp_path: Path, sent: tu
     error = (await asyncio.gather(receiving, return_exceptions=True))[0]
     assert isinstance(error, StorageError)
     assert "the disk is full" in str(error)
-    assert names(tmp_path) == []
+    await until(lambda: names(tmp_path) == [])
 
 
 def test_leftovers_of_a_crash_are_removed(tmp_path: Path) -> None:

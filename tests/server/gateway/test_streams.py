@@ -6,6 +6,7 @@ import asyncio
 import base64
 import json
 from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
@@ -101,8 +102,9 @@ class World:
 
 
 @pytest.fixture
-def world() -> World:
-    return World()
+@asynccontextmanager
+async def world() -> AsyncIterator[World]:
+    yield World()  # noqa: PT022  made on the loop
 
 
 def pieces(response: HttpResponse) -> AsyncIterator[bytes]:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import json
 from base64 import b64encode
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from itertools import pairwise
 from typing import Any
 
@@ -81,8 +83,9 @@ class World:
 
 
 @pytest.fixture
-def world() -> World:
-    return World()
+@asynccontextmanager
+async def world() -> AsyncIterator[World]:
+    yield World()  # noqa: PT022  made on the loop
 
 
 async def test_answers_come_from_the_handler_of_grpc_within_what_is_around_it(world: World) -> None:

@@ -98,8 +98,11 @@ async def test_reader_that_lost_rights_is_cut_off_at_next_record(live: Live) -> 
     assert not live.is_running
 
 
-async def test_viewers_are_bounded_and_end_with_the_member(live: Live, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_viewers_are_bounded_and_end_with_the_member(
+    collector: Collector, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(service, "VIEWERS_MAX", 2)
+    live = Live(collector)
     never_read = live.look(lambda: True, b"alice")
     viewers = [await _opened(live), await _opened(live)]
     with pytest.raises(TooManyViewersError):
@@ -112,9 +115,10 @@ async def test_viewers_are_bounded_and_end_with_the_member(live: Live, monkeypat
     await _close(never_read)
 
 
-async def test_the_oldest_page_of_the_greediest_ends_for_another_user(live, monkeypatch):
+async def test_the_oldest_page_of_the_greediest_ends_for_another_user(collector, monkeypatch):
     """A user without roles opened all the pages that a member serves."""
     monkeypatch.setattr(service, "VIEWERS_MAX", 3)
+    live = Live(collector)
     pages = [live.look(lambda: True, b"mallory") for _ in range(4)]
     for page in pages[:3]:
         assert await _next(page) == b"retry: 1000\n\n"
