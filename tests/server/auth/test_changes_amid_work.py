@@ -148,29 +148,25 @@ async def test_a_call_begun_before_auth_was_enabled_is_shown_no_keys_of_a_lease(
 
 
 @pytest.mark.parametrize("is_enabled", [False, True])
-def test_ids_of_leases_are_not_listed_behind_the_right(monkeypatch: pytest.MonkeyPatch, is_enabled: bool) -> None:
-    @on_loop
-    async def main() -> None:
-        world = World((200,))
-        world.user("alice", ("READWRITE", b"a", b"b"))
-        world.put(b"a", lease=200)
-        if is_enabled:
-            world.enable()
-        looked: list[str] = []
+async def test_ids_of_leases_are_not_listed_behind_the_right(monkeypatch: pytest.MonkeyPatch, is_enabled: bool) -> None:
+    world = World((200,))
+    world.user("alice", ("READWRITE", b"a", b"b"))
+    world.put(b"a", lease=200)
+    if is_enabled:
+        world.enable()
+    looked: list[str] = []
 
-        def ends() -> Iterator[tuple[float, int]]:
-            yield 1.0, 200
-            looked.append("all")
-            (revoke if is_enabled else World.enable)(world)
+    def ends() -> Iterator[tuple[float, int]]:
+        yield 1.0, 200
+        looked.append("all")
+        (revoke if is_enabled else World.enable)(world)
 
-        monkeypatch.setattr(world.leases, "ends", ends)
-        token = world.token("alice") if is_enabled else None
-        call = world.start("etcdserverpb.Lease/LeaseLeases", rpc_pb2.LeaseLeasesRequest(), token)
-        await until(lambda: call.done)
-        assert looked
-        assert call.status == (errors.INVALID_ARGUMENT, "etcdserver: revision of auth store is old")
-
-    main()
+    monkeypatch.setattr(world.leases, "ends", ends)
+    token = world.token("alice") if is_enabled else None
+    call = world.start("etcdserverpb.Lease/LeaseLeases", rpc_pb2.LeaseLeasesRequest(), token)
+    await until(lambda: call.done)
+    assert looked
+    assert call.status == (errors.INVALID_ARGUMENT, "etcdserver: revision of auth store is old")
 
 
 @pytest.mark.parametrize("is_queued", [False, True], ids=["under way", "queued"])
