@@ -183,10 +183,11 @@ def test_the_decision_of_a_deposed_leader_is_caught() -> None:
     """Expiries enter the log as soon as they are decided, so hardly one reaches the next leader's log."""
     mutant = MUTANTS["decision of a deposed leader carried out"]
     with mutant.planted(), pytest.raises(AssertionError):
-        test_story.test_the_end_that_a_deposed_leader_decided_has_no_effect()
+        test_story.test_the_end_that_a_deposed_leader_decided_has_no_effect(test_story.led_by(0))
 
 
-def test_a_copy_made_before_a_member_joined_is_caught(tmp_path: Path) -> None:
+async def test_a_copy_made_before_a_member_joined_is_caught(tmp_path: Path) -> None:
     mutant = MUTANTS["a copy made before a member joined"]
     with mutant.planted(), pytest.raises(AssertionError):
-        test_sender.test_a_member_newer_than_the_kept_copy_is_sent_another(tmp_path)
+        async with test_sender.world_in(tmp_path) as world:
+            await test_sender.test_a_member_newer_than_the_kept_copy_is_sent_another(world)

@@ -23,7 +23,7 @@ CORRUPT = rpc_pb2.AlarmRequest(action=rpc_pb2.AlarmRequest.ACTIVATE, memberID=1,
 DISARM = rpc_pb2.AlarmRequest(action=rpc_pb2.AlarmRequest.DEACTIVATE, memberID=1, alarm=rpc_pb2.CORRUPT)
 
 
-def _led_by(index: int, ttl_s: int = 2) -> World:
+def led_by(index: int, ttl_s: int = 2) -> World:
     """Three members, a leader, and lease 7."""
     world = World(3)
     world.elect(index)
@@ -35,7 +35,7 @@ def _led_by(index: int, ttl_s: int = 2) -> World:
 
 @pytest.fixture
 def world() -> World:
-    return _led_by(0)
+    return led_by(0)
 
 
 def test_one_entry_ends_leases_of_many_keys_a_few_at_a_time(world: World) -> None:
@@ -52,7 +52,7 @@ def test_one_entry_ends_leases_of_many_keys_a_few_at_a_time(world: World) -> Non
 
 
 def test_a_new_leader_keeps_the_time_that_is_left() -> None:
-    world = _led_by(0, ttl_s=10)
+    world = led_by(0, ttl_s=10)
     granted_at = world.now
     world.advance(8.0)
     world.elect(1)
@@ -175,7 +175,7 @@ def test_new_leader_expires_nothing_before_applying_committed(world: World) -> N
 
 
 def test_freshness_is_not_measured_in_lease_time() -> None:
-    world = _led_by(0, ttl_s=1)
+    world = led_by(0, ttl_s=1)
     old = world.members[0]
     world.now += 5.0  # it stands still: its lease clock waits for a beat
     world.renew(7)
@@ -228,7 +228,7 @@ def test_an_end_that_was_lost_is_proposed_again(world: World) -> None:
 
 def _over_and_late() -> tuple[World, LogEntry]:
     """Lease 7 is over; who proposed its end has heard that it took too long, and it is in the log all the same."""
-    world = _led_by(0)
+    world = led_by(0)
     for _ in range(21):
         world.now += 0.1
         world.members[0].beat()
@@ -309,7 +309,7 @@ def test_lease_ends_despite_refused_revocation(world: World) -> None:
 @pytest.mark.interpreted
 def test_lease_unknown_to_a_new_leader_does_not_end(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(renewals, "LOOKS_PER_SWEEP", 10)
-    world = _led_by(0)
+    world = led_by(0)
     for _ in range(19):
         world.now += 0.1
         world.members[0].beat()
@@ -448,7 +448,7 @@ def _shorten(world: World, lease_id: int, grace_s: float, age_s: float) -> float
 
 
 def test_a_lease_whose_owner_is_gone_ends_after_its_grace() -> None:
-    world = _led_by(0, ttl_s=60)
+    world = led_by(0, ttl_s=60)
     world.renew(7)
     world.advance(3.0)
     broke_at = world.now
@@ -482,7 +482,7 @@ def _change(world: World, **change: Any) -> None:
 
 def _with_users(ttl_s: int, *, enable: bool = True) -> World:
     """A leader, lease 7 with Alice's key, and what Alice may do."""
-    world = _led_by(0, ttl_s)
+    world = led_by(0, ttl_s)
     _change(world, role_add={"name": "hers"})
     _change(world, role_grant_permission={"name": "hers", "perm": permission(READWRITE, b"a")})
     for name, role in (("root", "root"), ("alice", "hers")):
@@ -573,7 +573,7 @@ def test_a_keep_alive_that_waits_for_an_end_that_is_refused_is_answered() -> Non
 
 
 def test_a_keep_alive_within_the_grace_gives_the_whole_ttl_again() -> None:
-    world = _led_by(0, ttl_s=10)
+    world = led_by(0, ttl_s=10)
     world.renew(7)
     assert _shorten(world, 7, 0.3, age_s=0.0) == 0.3
     world.advance(0.1)
@@ -584,7 +584,7 @@ def test_a_keep_alive_within_the_grace_gives_the_whole_ttl_again() -> None:
 
 
 def test_a_break_that_is_told_late_ends_nothing_that_was_kept_alive_another_way() -> None:
-    world = _led_by(0, ttl_s=10)
+    world = led_by(0, ttl_s=10)
     world.renew(7)
     world.advance(2.0)
     world.renew(7)
@@ -594,7 +594,7 @@ def test_a_break_that_is_told_late_ends_nothing_that_was_kept_alive_another_way(
 
 
 def test_no_grace_is_longer_than_the_time_that_is_left() -> None:
-    world = _led_by(0, ttl_s=2)
+    world = led_by(0, ttl_s=2)
     world.renew(7)
     renewed_at = world.now
     world.advance(1.0)
@@ -605,7 +605,7 @@ def test_no_grace_is_longer_than_the_time_that_is_left() -> None:
 
 
 def test_a_new_leader_that_has_not_heard_of_an_owner_yet_gives_it_time() -> None:
-    world = _led_by(0, ttl_s=10)
+    world = led_by(0, ttl_s=10)
     world.renew(7)
     world.elect(1)
     world.settle()
@@ -616,7 +616,7 @@ def test_a_new_leader_that_has_not_heard_of_an_owner_yet_gives_it_time() -> None
 
 
 def test_many_breaks_leave_no_rubbish() -> None:
-    world = _led_by(0, ttl_s=10)
+    world = led_by(0, ttl_s=10)
     assert world.leader is not None
     for _ in range(3_000):
         world.renew(7)
