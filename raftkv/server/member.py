@@ -32,7 +32,7 @@ from raftkv.replica.membership.presence import promote_itself
 from raftkv.replica.metrics import Collecting, durations, new_registry
 from raftkv.replica.node.bootstrap import Durable, Origin, open_durable, open_writer
 from raftkv.replica.node.disk import Disk
-from raftkv.replica.node.leadership import LeaderLog, hand_over
+from raftkv.replica.node.leadership import LeaderLog, StalledLeader, hand_over
 from raftkv.replica.node.proposals import new_start, request_ids
 from raftkv.replica.node.waits import UNAPPLIED_MAX, UNAPPLIED_MAX_BYTES, NodeSettings
 from raftkv.replica.replica import Devices, Replica
@@ -184,6 +184,8 @@ class Member:
         self._leader_log = LeaderLog(
             self.node, self._loop, self._name_of, lambda peer_id: is_connected(peer_id) is not None
         )
+        self._stalled_leader = StalledLeader(self.node, self._loop, is_connected)
+        self.node.on_leader_change.append(self._stalled_leader.leader_changed)
         replica.connect(
             graces=self._lease_service.graces,
             check_rights=self._users.live.applied,
@@ -466,6 +468,7 @@ class Member:
             await promote_itself(self.node, replica.membership, lambda: replica.changes.promote(own, MEMBER))
 
     async def _shut_down(self) -> None:
+        self._stalled_leader.close()
         if self.failure is None and not self.is_removed:
             await hand_over(self.node, self._transport.connected_since)
         self._client_server.stop_listening()

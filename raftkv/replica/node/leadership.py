@@ -2,6 +2,7 @@
 
     LeaderGuard    ends streams that require a leader after three election timeouts without one
     LostLeader     campaigns soon after the process of the leader has ended
+    StalledLeader  transfers leadership while this leader's log waits for the disk and the others commit without it
     LeaderLog      logs when leaders are found and lost
     hand_over      transfers leadership before a leader stops
 
@@ -192,6 +193,53 @@ class LostLeader:
         node = self._node
         if not node.stopped and node.leader == NONE and node.role == StateRole.FOLLOWER and node.term == term:
             node.campaign()
+
+
+class StalledLeader:
+    """Transfers leadership while the disk of this leader hangs, and the other members commit without it.
+
+    A quorum needs no sync of the leader, and heartbeats need no disk. So a leader whose sync hangs would lead on, and
+    its own clients, and leases, would wait for the disk. It looks once per election timeout, and transfers the
+    leadership if the log on this disk has not grown since the last look, and is shorter than what is committed.
+
+    Not covered: a sync on the loop that hangs. It stops the heartbeats too, and the others elect a leader.
+
+    Arguments:
+        node: node of the member.
+        loop: its loop.
+        connected_since: as for ``hand_over``.
+    """
+
+    def __init__(
+        self, node: Node, loop: asyncio.AbstractEventLoop, connected_since: Callable[[int], float | None]
+    ) -> None:
+        self._node = node
+        self._loop = loop
+        self._connected_since = connected_since
+        self._timer: asyncio.TimerHandle | None = None
+        self._transfer: asyncio.Task[None] | None = None
+
+    def leader_changed(self) -> None:
+        """Begin to look, if this member is the new leader."""
+        self.close()
+        if self._node.leader == self._node.settings.member_id:
+            self._look_later(None)
+
+    def close(self) -> None:
+        """Stop looking."""
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def _look_later(self, durable: int | None) -> None:
+        self._timer = self._loop.call_later(self._node.settings.election_s, self._look, durable)
+
+    def _look(self, before: int | None) -> None:
+        node = self._node
+        durable, is_under_way = node.durable, self._transfer is not None and not self._transfer.done()
+        if durable is not None and durable == before and durable < node.committed and not is_under_way:
+            _log.warning("the disk of the log hangs, and other members commit without it: handing over the leadership")
+            self._transfer = self._loop.create_task(hand_over(node, self._connected_since))
+        self._look_later(durable)
 
 
 REMINDER_FIRST_S: Final = 5.0

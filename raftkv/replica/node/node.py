@@ -376,6 +376,12 @@ class Node(AwaitableNode):
         progress = self.raw.raft.tracker.progress.get(peer_id)
         return progress is None or progress.match >= index
 
+    @property
+    def durable(self) -> int | None:
+        """Index up to which the log of this leader is on its disk; ``None``: it is no longer a member."""
+        own = self.raw.raft.tracker.progress.get(self.settings.member_id)
+        return own.match if own is not None else None
+
     def report_snapshot(self, peer_id: int, ok: bool) -> None:
         """Report the result of a snapshot transfer to the core.
 

@@ -1,14 +1,15 @@
-"""A leader whose process is gone is replaced within ticks; a wrong report of its loss changes nothing."""
+"""A leader whose process is gone is replaced within ticks, and one whose disk hangs hands over."""
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 
-from raftkv.raft.types import NONE, MessageType, StateRole
-from raftkv.replica.node.leadership import LostLeader
+from raftkv.raft.types import NONE, Message, MessageType, StateRole
+from raftkv.replica.node.leadership import LostLeader, StalledLeader
 from raftkv.replica.node.waits import NodeSettings
 from tests.replica.node.node_world import World
 
@@ -93,3 +94,55 @@ async def test_otherwise_the_timeout_decides(gone: int, raft: dict[str, Any]) ->
     await world.turns()
     assert world.node.leader == 2
     assert not timers.set
+
+
+class Leader:
+    """A leader of three whose disk hangs from its first entry on, and the looks of `StalledLeader`."""
+
+    def __init__(self) -> None:
+        self.world, self.timers = World(pre_vote=False), Timers()
+        loop: Any = self.timers
+        loop.create_task = asyncio.get_running_loop().create_task
+        stalled = StalledLeader(self.world.node, loop, self.world.sender.connected_since)
+        self.world.node.on_leader_change.append(stalled.leader_changed)
+
+    async def elected(self) -> None:
+        self.world.node.campaign()
+        await self.world.turns()
+        self.world.disk.held = []
+        await self.hear(MessageType.VOTE_RESPONSE)
+
+    async def hear(self, kind: MessageType, index: int = 0, voter: int = 2) -> None:
+        node = self.world.node
+        node.receive([Message(kind, to=node.settings.member_id, from_=voter, term=node.term, index=index)])
+        await self.world.turns()
+
+    async def look(self) -> list[Message]:
+        _, go_off = self.timers.set.pop()
+        go_off()
+        await asyncio.sleep(0)
+        await self.world.turns()
+        return self.world.sender.take(MessageType.TIMEOUT_NOW)
+
+
+async def test_leader_whose_disk_hangs_hands_over_once_the_others_commit_without_it() -> None:
+    """Its heartbeats need no disk: it led on, and its clients, and leases, waited for the end of a sync."""
+    leader = Leader()
+    await leader.elected()
+    assert leader.world.node.role == StateRole.LEADER
+    assert [await leader.look(), await leader.look()] == [[], []], "no other member has the entry"
+    for voter in (2, 3):
+        await leader.hear(MessageType.APPEND_RESPONSE, index=1, voter=voter)
+    assert leader.world.node.committed == 1
+    assert [message.to for message in await leader.look()] == [2]
+
+
+async def test_leader_whose_disk_is_slow_leads_on() -> None:
+    leader = Leader()
+    await leader.elected()
+    await leader.look()
+    await leader.hear(MessageType.APPEND_RESPONSE, index=1)
+    for batch in leader.world.disk.held or []:
+        batch.done()
+    await leader.world.turns()
+    assert [await leader.look(), await leader.look()] == [[], []]
