@@ -64,10 +64,6 @@ class Field:
         return dict(self.opened)[host]
 
 
-def run(scenario):
-    return asyncio.run(asyncio.wait_for(scenario(), 120))
-
-
 ABC = parse_endpoints("a,b,c")
 
 
