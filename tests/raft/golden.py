@@ -1,7 +1,5 @@
 """Golden files: blocks of commands, each with its expected output.
 
-::
-
     # Comments and blank lines stand between blocks.
     verb argument argument
     verb argument

@@ -26,6 +26,12 @@ from tests.training.torchft.test_lighthouse import Replica, together
 
 BUMP = ("--bump-revision=1000000", "--mark-compacted")
 
+EACH = pytest.mark.parametrize(
+    ("flags", "saved_in"),
+    long_except([(BUMP, 1), ((), 1), ((), 0)], [((), 1)]),
+    ids=["bumped", "same revisions", "before the run"],
+)
+
 Restorable = tuple[raftkv.aio.Client, Callable[[], Awaitable[None]], Callable[[], Awaitable[None]]]
 
 
@@ -60,11 +66,7 @@ async def until_waiting(participant: Participant) -> None:
     forget()
 
 
-@pytest.mark.parametrize(
-    ("flags", "saved_in"),
-    long_except([(BUMP, 1), ((), 1), ((), 0)], [((), 1)]),
-    ids=["bumped", "same revisions", "before the run"],
-)
+@EACH
 async def test_a_run_begins_a_generation_above_all_that_its_nodes_have_seen(tmp_path, flags, saved_in):
     async with cluster_of_one(tmp_path, flags) as (kv, save, go_back):
         config = RunConfig(run_id="job", min_nodes=2, max_nodes=2)
@@ -118,11 +120,7 @@ async def test_ranks_that_wait_for_what_the_backup_does_not_know_begin_anew(tmp_
             await run.leave()
 
 
-@pytest.mark.parametrize(
-    ("flags", "saved_in"),
-    long_except([(BUMP, 1), ((), 1), ((), 0)], [((), 1)]),
-    ids=["bumped", "same revisions", "before the job"],
-)
+@EACH
 async def test_quorums_of_torchft_go_on_above_every_id_that_was_given_out(tmp_path, flags, saved_in):
     async with cluster_of_one(tmp_path, flags) as (kv, save, go_back):
         lighthouse = Lighthouse(kv, LighthouseConfig(rules=Rules(min_replicas=2)))

@@ -1,7 +1,5 @@
 """Nodes that keep state in memory, killed at named points of saves and restores, one after the other by a seed.
 
-::
-
     with Cluster(RAFTKV, 3) as cluster, MemoryJob(cluster.endpoints, seed=7) as job:
         for _ in range(100):
             job.kill_one()

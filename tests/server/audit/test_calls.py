@@ -22,11 +22,8 @@ from tests.rpc.loop import failure, until
 from tests.rpc.services import channel_to
 
 PUT, RANGE, TXN = "/etcdserverpb.KV/Put", "/etcdserverpb.KV/Range", "/etcdserverpb.KV/Txn"
-LOGIN, WATCH, SNAPSHOT = (
-    "/etcdserverpb.Auth/Authenticate",
-    "/etcdserverpb.Watch/Watch",
-    "/etcdserverpb.Maintenance/Snapshot",
-)
+LOGIN, WATCH = "/etcdserverpb.Auth/Authenticate", "/etcdserverpb.Watch/Watch"
+SNAPSHOT = "/etcdserverpb.Maintenance/Snapshot"
 HEADER = rpc_pb2.ResponseHeader(revision=9)
 
 
@@ -257,12 +254,8 @@ async def test_a_message_that_a_guard_has_looked_at_is_noted_once(memory: Memory
         while await stream.receive() is not None:
             pass
     trail.close()
-    assert [line.get("request") for line in memory.lines()] == [
-        None,
-        {"cancel_request": {"watch_id": 1}},
-        {"cancel_request": {"watch_id": 2}},
-        None,
-    ]
+    cancels = [{"cancel_request": {"watch_id": watch_id}} for watch_id in (1, 2)]
+    assert [line.get("request") for line in memory.lines()] == [None, *cancels, None]
 
 
 async def test_a_call_of_a_web_page_is_noted_and_unknown_methods_are_not(memory: Memory, trail: AuditTrail) -> None:
