@@ -140,7 +140,6 @@ async def test_streams_above_the_limit_end_the_connection_of_a_client_that_knows
 
 
 FEW = ServerLimits(control_burst=100, control_per_s=1)
-ONE = (1).to_bytes(4, "big")
 
 
 @pytest.mark.parametrize(
@@ -150,7 +149,7 @@ ONE = (1).to_bytes(4, "big")
         (None, raw.settings() * 50_000, b""),
         (None, raw.settings(*((0x1000 + n, n) for n in range(2000))), b""),
         (None, raw.frame(raw.PING, 0, 0, bytes(8)) * 50_000, b""),
-        (None, raw.frame(raw.WINDOW_UPDATE, 0, 0, ONE) * 100_000, b"too_many_control_frames"),
+        (None, raw.frame(raw.WINDOW_UPDATE, 0, 0, (1).to_bytes(4, "big")) * 100_000, b"too_many_control_frames"),
         (FEW, raw.headers(1) + raw.message(1, b"") * 5_000, b"too_many_control_frames"),
         (FEW, raw.headers(1, raw.grpc_headers("/no/Such")) + raw.message(1, b"x") * 5_000, b"too_many_control_frames"),
     ],
