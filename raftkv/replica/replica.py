@@ -15,7 +15,7 @@ Constructors connect the parts; ``connect`` makes every subscription. Subscriber
     leases.observer         a lease was applied            -> lease times -> lessor.on_end -> disconnect graces
     auth.on_change (and two more)   users changed          -> tokens, live calls of users
     node.on_applied         a turn's entries are applied   -> live calls, watch hub, lessor
-    node.on_leader_change   a leader is found or lost      -> leader guard, lessor, leader log
+    node.on_leader_change   a leader is found or lost      -> leader guard, lessor, stalled leader, leader log
     node.on_conf_change     members or voters changed      -> admission, departure, connections to peers
     installer.on_swapped    the database was replaced      -> the log, state derived from the store, watch hub, hashes
 
@@ -76,7 +76,7 @@ from raftkv.replica.node.auto_compaction import AutoCompaction, PeriodicPolicy, 
 from raftkv.replica.node.bootstrap import Durable
 from raftkv.replica.node.disk import Disk, Marker
 from raftkv.replica.node.housekeeping import Housekeeping, LogCut, Retention
-from raftkv.replica.node.leadership import LeaderGuard, LeaderLog, LostLeader
+from raftkv.replica.node.leadership import LeaderGuard, LostLeader
 from raftkv.replica.node.node import Node
 from raftkv.replica.node.throttle import Throttle
 from raftkv.replica.node.waits import NodeSettings, Sender, Stages
@@ -362,7 +362,7 @@ class Replica:
         graces: Graces | None = None,
         check_rights: Callable[[], None] | None = None,
         forget_tokens: Callable[[], None] | None = None,
-        leader_log: LeaderLog | None = None,
+        leader_changed: tuple[Callable[[], None], ...] = (),
         followers: tuple[Follow, ...] = (),
     ) -> None:
         """Make every subscription between the parts, which must not have started yet.
@@ -371,7 +371,7 @@ class Replica:
             graces: leases that depend on their owner's connection; ``None``: there are no connections.
             check_rights: ends watches that have lost their rights; ``None``: callers are not authenticated.
             forget_tokens: called when passwords may have changed in entries that this member has never seen.
-            leader_log: logs changes of the leader.
+            leader_changed: called when a leader is found or lost, after the parts of the replica; the last logs it.
             followers: connections that follow the members, after those of ``Devices.peers``.
         """
         node, applier, hub, lessor = self.node, self.applier, self.hub, self.lessor
@@ -395,9 +395,7 @@ class Replica:
         # The guard only starts or stops a timer. The lessor must know the new role before any other part acts on it:
         # from here on nothing is answered on behalf of a leadership that ended. The log comes last, so that it shows
         # the final state.
-        node.on_leader_change += [self.leader_guard.leader_changed, lessor.leader_changed]
-        if leader_log is not None:
-            node.on_leader_change.append(leader_log.leader_changed)
+        node.on_leader_change += [self.leader_guard.leader_changed, lessor.leader_changed, *leader_changed]
 
         # First the responses that this member may still send, then the members that it connects to.
         node.on_conf_change += [self.admission.conf_changed, self.departure.conf_changed]

@@ -185,12 +185,11 @@ class Member:
             self.node, self._loop, self._name_of, lambda peer_id: is_connected(peer_id) is not None
         )
         self._stalled_leader = StalledLeader(self.node, self._loop, is_connected)
-        self.node.on_leader_change.append(self._stalled_leader.leader_changed)
         replica.connect(
             graces=self._lease_service.graces,
             check_rights=self._users.live.applied,
             forget_tokens=self._users.tokens.forget_all,
-            leader_log=self._leader_log,
+            leader_changed=(self._stalled_leader.leader_changed, self._leader_log.leader_changed),
             followers=(self._peer_service.follow,),
         )
 

@@ -51,7 +51,8 @@ def test_subscribers_are_called_in_the_order_that_connect_shows() -> None:
     )
     applier.membership.__dict__["members"] = {}
     parts: dict[str, Any] = {"node": node, "installer": installer, "store": store, "lessor": lessor, "applier": applier}
-    around: dict[str, Any] = {name: recorded.pop(name) for name in ("graces", "leader_log")}
+    around: dict[str, Any] = {"graces": recorded.pop("graces")}
+    around["leader_changed"] = (recorded.pop("leader_log").leader_changed,)
     membership, runner = applier.membership, SimpleNamespace()
     replica = SimpleNamespace(**parts, **recorded, watch_runner=runner, peers=transport, membership=membership)
     replica._subscribe_to_databases = partial(Replica._subscribe_to_databases, cast(Any, replica))
