@@ -82,7 +82,7 @@ read by 2 workers, not by this process: True""",
     "distributed_lock_with_fencing": r"""
 we hold it, token > 0
 they hold it, token is larger: True
-our late write was refused: LockLost definite: True
+our late write was refused: (LockLost|LeaseLost) definite: True
 what is stored: theirs""",
     "inprocess_recovery": r"""
 killed: \['SIGKILL'\]
