@@ -232,6 +232,7 @@ DELETED = 700
 ALL = rpc_pb2.Compare(key=b"k", range_end=b"l", target=rpc_pb2.Compare.VERSION, version=0)
 
 
+@pytest.mark.interpreted
 @pytest.mark.parametrize(
     "request_",
     [

@@ -360,6 +360,7 @@ def test_long_history_is_counted_in_parts_during_writes() -> None:
         assert used(machine)[b"k"][0] - kept(machine, b"k") < 7_000 * 164 // RUNS
 
 
+@pytest.mark.interpreted
 @pytest.mark.parametrize("deleted", ["first", "last", "in turn"])
 def test_turn_looks_at_few_keys_however_many_a_quota_finds(machine: Machine, deleted: str) -> None:
     """Keys that a compaction is about to remove are passed over, for which a turn took a second with a million."""
