@@ -25,4 +25,4 @@ def registry(world: World) -> Registry:
 @pytest.fixture
 @asynccontextmanager
 async def claim(registry: Registry) -> AsyncIterator[Claim]:
-    yield await registry.claim()  # noqa: PT022  made on the loop
+    yield await registry.claim()

@@ -289,7 +289,7 @@ async def test_closed_client_is_not_reported(caplog: pytest.LogCaptureFixture) -
         text, definite = next(ends)
         raise UnknownStatus(CANCELED, text, definite=definite)
 
-    control.txn = txn  # type: ignore[method-assign, assignment]
+    control.txn = txn
     control.lose_watch(WatchCanceled(CLIENT_CLOSED))
     listing = Reflector(control, below(PREFIX), lambda changes: None)
     listing.start()
@@ -297,7 +297,7 @@ async def test_closed_client_is_not_reported(caplog: pytest.LogCaptureFixture) -
     await asyncio.sleep(0.02)
     await settle()
     between = StoreWorld().control()
-    between.watch = closed  # type: ignore[method-assign]
+    between.watch = closed
     Reflector(between, below(PREFIX), lambda changes: None).start()
     await settle()
     gc.collect()
@@ -334,7 +334,7 @@ async def test_list_that_is_too_large_for_one_answer_is_read_in_parts(error, mon
             raise error
         return result
 
-    control.txn = txn  # type: ignore[method-assign]
+    control.txn = txn
     reflector = Reflector(control, below(PREFIX), lambda _: None)
     reflector.start()
     await reflector.ready()
@@ -392,7 +392,7 @@ async def test_list_that_began_before_the_history_was_replaced_is_asked_again(wo
             await gates.pop(0).wait()
         return result
 
-    control.txn = txn  # type: ignore[method-assign]
+    control.txn = txn
     restored: list[int] = []
     reflector = Reflector(
         control, below(PREFIX), lambda _: None, on_restored=lambda: restored.append(reflector.revision)

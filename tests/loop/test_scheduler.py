@@ -72,7 +72,7 @@ class Jobs:
 @pytest.fixture
 @asynccontextmanager
 async def jobs(clock: Clock) -> AsyncIterator[Jobs]:
-    yield Jobs(clock)  # noqa: PT022  made on the loop
+    yield Jobs(clock)
 
 
 async def test_short_work_is_done_at_once(jobs: Jobs) -> None:

@@ -334,7 +334,7 @@ async def test_files_that_went_because_the_attempt_was_given_up_are_not_the_reas
         await attempt.commit()
     assert attempt.uri not in world.files
     checking = attempt.check
-    attempt.check = lambda: _after(checking(), attempt.abort("a rank has failed"))  # type: ignore[method-assign]
+    attempt.check = lambda: _after(checking(), attempt.abort("a rank has failed"))
     with pytest.raises(AttemptOver):
         await attempt.commit()
 

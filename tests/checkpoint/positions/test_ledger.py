@@ -192,7 +192,7 @@ async def test_mark_that_comes_while_a_range_is_given_back_is_not_taken_again() 
             await other.mark(claim, taken, 4)
         return await txn(*arguments)
 
-    slow.txn = marked_before_the_second  # type: ignore[method-assign]
+    slow.txn = marked_before_the_second
     with pytest.raises(RangeLost):
         await ledger.give_back(claim, taken)
     assert (await ledger.used()).done == ((0, 4),)

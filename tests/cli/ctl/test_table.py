@@ -59,7 +59,7 @@ def test_lines_are_as_even_as_can_be(words, limit):
 
 @pytest.mark.parametrize("word", ["a", "b" * 16])
 def test_a_cell_of_any_length_is_folded(word):
-    """It may be the text of another program; from about 1,000 words on, the table ended with a traceback."""
+    """Fold a text of another program: from about 1,000 words on, the table ended with a traceback."""
     lines = fold(" ".join([word] * 30_000), 30)
     assert len(lines) == 30_000 // (31 // (len(word) + 1))
 

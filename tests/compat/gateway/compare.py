@@ -186,7 +186,10 @@ Allowed = Callable[[Request, Answer, Answer], bool]
 ALLOWED: dict[str, tuple[str, Allowed]] = {
     "hashkv": ("3.5 has no path for HashKV, 3.6 has", _is_new_path),
     "sort": ("3.5 ignores values outside of the enums of sorting, 3.6 refuses them", _is_sort_nonsense),
-    "nobody": ("etcd lets nobody's txn of empty txns pass, and nobody ask for the user without a name", _is_nobody),
+    "nobody": (
+        "etcd passes a txn of empty txns, and a question for the user without a name, of a caller without a user",
+        _is_nobody,
+    ),
     "no password": ("etcd says which users have no password", _is_without_password),
     "tls": ("under TLS etcd's other gRPC server sends Grpc-Metadata-Content-Type with errors too", _is_header_of_error),
     "downgrade": ("from 3.6 on, to cancel a downgrade succeeds where there is none", _is_cancel),

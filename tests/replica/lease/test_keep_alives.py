@@ -93,7 +93,7 @@ class World:
 @pytest.fixture
 @asynccontextmanager
 async def world() -> AsyncIterator[World]:
-    yield World()  # noqa: PT022  made on the loop
+    yield World()
 
 
 async def test_requests_of_a_turn_are_answered_by_one_callback_and_one_write(world: World) -> None:

@@ -219,7 +219,7 @@ def run_async(test: Coroutine[Any, Any, None]) -> None:
 @pytest.fixture
 @asynccontextmanager
 async def follower() -> AsyncIterator[Follower]:
-    yield Follower()  # noqa: PT022  made on the loop
+    yield Follower()
 
 
 member = follower

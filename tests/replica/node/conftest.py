@@ -13,4 +13,4 @@ from tests.replica.node.node_world import World
 @pytest.fixture
 @asynccontextmanager
 async def world() -> AsyncIterator[World]:
-    yield World()  # noqa: PT022  made on the loop
+    yield World()

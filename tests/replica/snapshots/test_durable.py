@@ -29,10 +29,10 @@ async def test_a_report_of_the_database_that_fails_is_a_failure_of_the_member() 
     writer = open_writer(asyncio.get_running_loop(), failed.set_result)
 
     def fail(error: Exception | None) -> None:
-        raise ValueError(f"nobody has heard of {error}")
+        raise ValueError(f"no member knows {error}")
 
     writer.submit(lambda: None, fail)
-    assert str(await asyncio.wait_for(failed, PATIENCE_S)) == "nobody has heard of None"
+    assert str(await asyncio.wait_for(failed, PATIENCE_S)) == "no member knows None"
     writer.close()
 
 

@@ -44,7 +44,7 @@ def world_of_alice(leases: tuple[int, ...] = ()) -> World:
 @pytest.fixture
 @asynccontextmanager
 async def world() -> AsyncIterator[World]:
-    yield world_of_alice()  # noqa: PT022  made on the loop
+    yield world_of_alice()
 
 
 def put(key: bytes = b"a1") -> rpc_pb2.PutRequest:

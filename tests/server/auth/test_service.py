@@ -48,7 +48,7 @@ async def with_passwords(**settings: Any) -> World:
 @pytest.fixture
 @asynccontextmanager
 async def world() -> AsyncIterator[World]:
-    yield await with_passwords()  # noqa: PT022  made on the loop
+    yield await with_passwords()
 
 
 def login(name: str, password: str | None = None) -> rpc_pb2.AuthenticateRequest:

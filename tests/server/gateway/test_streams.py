@@ -104,7 +104,7 @@ class World:
 @pytest.fixture
 @asynccontextmanager
 async def world() -> AsyncIterator[World]:
-    yield World()  # noqa: PT022  made on the loop
+    yield World()
 
 
 def pieces(response: HttpResponse) -> AsyncIterator[bytes]:

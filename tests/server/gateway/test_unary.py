@@ -85,7 +85,7 @@ class World:
 @pytest.fixture
 @asynccontextmanager
 async def world() -> AsyncIterator[World]:
-    yield World()  # noqa: PT022  made on the loop
+    yield World()
 
 
 async def test_answers_come_from_the_handler_of_grpc_within_what_is_around_it(world: World) -> None:

@@ -13,5 +13,5 @@ from tests.server.recipes.recipes import RecipeMember
 @pytest.fixture
 @asynccontextmanager
 async def member() -> AsyncIterator[RecipeMember]:
-    """It has leases 10 to 12."""
-    yield RecipeMember(10, 11, 12)  # noqa: PT022  made on the loop
+    """Make a member with leases 10 to 12."""
+    yield RecipeMember(10, 11, 12)

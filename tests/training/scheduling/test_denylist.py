@@ -94,7 +94,7 @@ async def test_the_third_fault_within_the_window_denies_the_host(world: LedgerWo
     changes.clear()
     assert [await denylist.strike(fault(generation)) for generation in (1, 2)] == [False, False]
     assert not await denylist.strike(fault(2)), "told twice, counted once"
-    assert not await denylist.strike(fault(3, "h2")), "somebody else's"
+    assert not await denylist.strike(fault(3, "h2")), "another host's"
     assert await denylist.strike(fault(3))
     await until(lambda: changes)
     assert changes == [frozenset({"h1"})]
