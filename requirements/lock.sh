@@ -1,7 +1,7 @@
 #!/bin/sh
 # Writes the locks: every package that CI and containers install, at one version, with the SHA-256 of each of its files.
 #
-#   runtime.lock   raftkv and its extras `backup` and `dns`: what a container installs
+#   runtime.lock   raftkv and its extras `backup`, `checkpoint` and `dns`: what a container installs
 #   ci.lock        the same versions, and what tests and static checks need
 #   build.lock     what builds a wheel of raftkv, where nothing may be installed without a hash: in a container
 #   native.lock    what compiles its hot path besides: runtime.lock without the extras, and the compiler
@@ -17,7 +17,7 @@ compile() {
   uv pip compile -q --universal --python-version 3.11 --generate-hashes --no-annotate --no-emit-index-url \
     --no-emit-find-links --custom-compile-command 'make lock' "$@"
 }
-compile ${UPGRADE:-} setup.py --extra backup --extra dns -o requirements/runtime.lock
+compile ${UPGRADE:-} setup.py --extra backup --extra checkpoint --extra dns -o requirements/runtime.lock
 compile ${UPGRADE:-} setup.py --extra dev requirements/ci.in -c requirements/runtime.lock -o requirements/ci.lock
 echo setuptools | compile - -c requirements/ci.lock -o requirements/build.lock
 compile setup.py --extra native -c requirements/ci.lock -o requirements/native.lock

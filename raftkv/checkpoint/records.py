@@ -312,7 +312,7 @@ COPY_BYTES_MAX: Final = 1 << 40
 """Maximum size of one copy, besides the limit of its holder."""
 _ADDRESS: Final = re.compile(r"[\w.:%\[\]-]{1,255}:[0-9]{1,5}")
 _TOKEN: Final = re.compile(r"[0-9a-f]{64}")
-_DIGEST: Final = re.compile(r"sha256:[0-9a-f]{64}|blake2b:[0-9a-f]{128}")
+_DIGEST: Final = re.compile(r"(sha256|blake3):[0-9a-f]{64}|blake2b:[0-9a-f]{128}")
 """Digests of copies; copies are requested by digest, so only cryptographic digests are allowed."""
 
 

@@ -51,17 +51,28 @@ def test_the_text_of_a_digest_names_its_algorithm(tmp_path: Path, algorithm: str
         file.write(memoryview(data))
     name, _, found = file.record.digest.partition(":")
     assert name == algorithm
-    if algorithm != digest.CRC32C:
+    if algorithm in hashlib.algorithms_available:
         assert found == hashlib.new(algorithm, data).hexdigest()
     own = digest.Digest.like(file.record.digest)
     own.update(data)
     assert str(own) == file.record.digest
 
 
-def test_crc32c_is_that_of_castagnoli() -> None:
-    found = digest.Digest(digest.CRC32C)
-    found.update(memoryview(bytearray(b"123456789")))
-    assert str(found) == "crc32c:e3069283"  # the check value of the polynomial
+@pytest.mark.parametrize(
+    ("data", "published"),
+    [
+        (b"123456789", "crc32c:e3069283"),
+        (b"", "blake3:af1349b9f5f9a1a6a0404dea36dcc9499bcb25c9adc112b7cc9a93cae41f3262"),
+    ],
+)
+def test_digests_equal_the_published_ones(data: bytes, published: str) -> None:
+    assert digest.of_bytes(memoryview(bytearray(data)), like=published) == published
+
+
+def test_blake3_without_its_package_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "blake3", None)
+    with pytest.raises(ConfigError, match="pip install blake3"):
+        digest.Digest(digest.BLAKE3)
 
 
 def test_an_algorithm_that_is_not_known_is_refused(tmp_path: Path) -> None:
