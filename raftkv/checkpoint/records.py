@@ -31,6 +31,7 @@ from raftkv.errors import ConfigError
 GENERATION_MAX: Final = 2**48
 """Highest generation."""
 _KIND: Final = re.compile(r"[\w.-]{1,100}")
+_FILE_DIGEST: Final = re.compile(r"[a-z0-9]+:[0-9a-f]+")
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,8 +69,13 @@ class FileRecord(Record):
     digest: str
 
     def check(self) -> None:
-        """Implement ``Record.check``: refuses names that could be outside of the checkpoint."""
+        """Implement ``Record.check``: refuses names that could be outside of the checkpoint, and unverifiable bytes."""
         check_file_name(self.name)
+        if self.size_bytes < 0 or not _FILE_DIGEST.fullmatch(self.digest):
+            raise ConfigError(
+                f"{self.name}: {self.size_bytes} bytes with the digest {reprlib.repr(self.digest)} cannot be; a digest "
+                "is the name of its algorithm, a colon, and hexadecimal digits"
+            )
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import threading
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from raftkv.checkpoint import exchange
 from raftkv.checkpoint.commit import attempt
 from raftkv.checkpoint.commit.manifest import NAME as MANIFEST
 from raftkv.checkpoint.commit.manifest import Manifest
+from raftkv.checkpoint.digest import of_bytes
 from raftkv.checkpoint.errors import CheckpointNotFound, DigestMismatch, PrepareConflict, StaleStep, StorageError
 from raftkv.checkpoint.keys import TORCH_SAVE, RegistryKeys
 from raftkv.checkpoint.records import Checkpoint, FileRecord, Prepared, Reference
@@ -134,6 +136,25 @@ async def test_nothing_is_exported_over_another_checkpoint(tmp_path: Path) -> No
         await registry.export(one, one.uri + "/")
     assert verify(one).is_whole
     assert verify(two).is_whole
+
+
+@pytest.mark.parametrize("is_export", [False, True])
+async def test_a_file_without_a_digest_is_not_copied(is_export: bool, tmp_path: Path) -> None:
+    """Refuse a list of files that verifies none: through a link in the directory it named any file of this machine."""
+    world, secret = Kept(tmp_path, ""), tmp_path / "secret"
+    saved = await world.save(7)
+    manifest, file = Path(saved.uri) / MANIFEST, Path(saved.uri) / "sub" / "a.bin"
+    secret.write_bytes(b"s" * file.stat().st_size)
+    file.unlink()
+    file.symlink_to(secret)
+    manifest.write_bytes(manifest.read_bytes().replace(of_bytes(bytes([7]) * 1000).encode(), b""))
+    forged = replace(saved, manifest=of_bytes(manifest.read_bytes()))
+    (Path(saved.uri) / exchange.RECORD).write_bytes(forged.encode())
+    registry = leasing(world, "tuned")
+    claim = await registry.claim()
+    with pytest.raises(DigestMismatch, match="with the digest '' cannot be"):
+        await (registry.import_export(claim, saved.uri) if is_export else registry.copy_from(claim, forged))
+    assert not Place(registry.uri).list()
 
 
 @pytest.mark.parametrize("name", [exchange.RECORD, MANIFEST, "sub/a.bin"])

@@ -18,7 +18,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import re
 import secrets
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -86,7 +85,6 @@ RECORD_MAX_BYTES: Final = 64 * 1024
 """Maximum size of the head of an attempt, including user metadata; the record is not much larger."""
 LISTING_MAX_BYTES: Final = 1 << 20
 """Maximum size of the list of files of a checkpoint in memory, which is a value in the store."""
-_DIGEST: Final = re.compile(r"[a-z0-9]+:[0-9a-f]+")
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,14 +211,9 @@ class Attempt:
         if len({file.name for file in files}) < len(files):
             raise ConfigError(f"rank {rank} names a file of step {self.record.step} twice; name each once")
         for file in files:
-            check_file_name(file.name)
+            file.check()
             if file.name == MANIFEST:
                 raise ConfigError(f"{MANIFEST} is the name of the manifest; give the file of rank {rank} another")
-            if file.size_bytes < 0 or not _DIGEST.fullmatch(file.digest):
-                raise ConfigError(
-                    f"{file.name}: {file.size_bytes} bytes with the digest {file.digest!r} cannot be; a digest is "
-                    "the name of its algorithm, a colon, and hexadecimal digits"
-                )
         return Prepared(rank, tuple(sorted(files, key=lambda file: file.name)), metrics)
 
     async def offer(self, file: FileRecord) -> str:
