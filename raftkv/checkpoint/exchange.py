@@ -128,7 +128,7 @@ async def export(checkpoint: Checkpoint, uri: str, on_progress: Progress | None 
     Raises:
         DigestMismatch: a file differs from the committed one.
         StorageError: a file could not be read or written.
-        ConfigError: the directory has another checkpoint.
+        ConfigError: the directory has another checkpoint, or other files.
     """
     stop = threading.Event()
     await on_thread(lambda: _export(checkpoint, Place(uri), on_progress, stop), stop.set)
@@ -142,8 +142,11 @@ def _export(checkpoint: Checkpoint, target: Place, on_progress: Progress | None,
         raise ConfigError(f"{target.uri} has the name of a directory that collectors delete; export to another")
     data = read_manifest(checkpoint)
     manifest = decode_manifest(source.uri, data, checkpoint.manifest)
-    if target.exists(MANIFEST) and target.read(MANIFEST) != data:
-        raise ConfigError(f"another checkpoint lies at {target.uri}; export to an empty directory")
+    if target.exists(MANIFEST):
+        if target.read(MANIFEST) != data:
+            raise ConfigError(f"another checkpoint lies at {target.uri}; export to an empty directory")
+    elif others := [found.name for found in target.list() if not found.name.startswith(MANIFEST)]:
+        raise ConfigError(f"other files lie at {target.uri}, such as {others[0]}; export to an empty directory")
     target.write(MANIFEST, data)  # first, so that an interrupted copy shows whose files these are
     files = [file for _, file in manifest.files]
     copy_files(source, files, target, resume=True, on_progress=on_progress, stop=stop)

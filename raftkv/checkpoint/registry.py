@@ -529,7 +529,7 @@ class Registry:
             CheckpointNotFound: the checkpoint is deleted.
             DigestMismatch: a file differs from the committed one.
             StorageError: a file could not be read or written.
-            ConfigError: the directory has another checkpoint.
+            ConfigError: the directory has another checkpoint, or other files.
         """
         async with self.pin(checkpoint, f"export by {self._holder}"):
             await exchange.export(checkpoint, uri, on_progress)

@@ -123,7 +123,7 @@ async def test_an_export_that_was_cut_off_goes_on(tmp_path: Path, monkeypatch: p
     assert verify(taken).is_whole
 
 
-async def test_nothing_is_exported_over_another_checkpoint(tmp_path: Path) -> None:
+async def test_nothing_is_exported_over_what_is_there(tmp_path: Path) -> None:
     world = Kept(tmp_path)
     one, two = [await world.save(step) for step in (1, 2)]
     registry, uri = leasing(world), f"memory://{tmp_path}/export"
@@ -134,6 +134,14 @@ async def test_nothing_is_exported_over_another_checkpoint(tmp_path: Path) -> No
         await registry.export(one, two.uri)
     with pytest.raises(ConfigError, match="is where job@1"):
         await registry.export(one, one.uri + "/")
+    mine = Place(f"memory://{tmp_path}/mine")
+    mine.write("sub/a.bin", b"mine")
+    with pytest.raises(ConfigError, match=r"other files lie at .*, such as sub/a\.bin; export to an empty directory"):
+        await registry.export(one, mine.uri)
+    assert mine.read("sub/a.bin") == b"mine"
+    mine.delete("sub/a.bin")
+    mine.write(f"{MANIFEST}.part-0", b"")  # of an export that was killed
+    await registry.export(one, mine.uri)
     assert verify(one).is_whole
     assert verify(two).is_whole
 
