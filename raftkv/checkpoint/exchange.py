@@ -18,6 +18,7 @@ An export is complete when its record, which is written last, exists. Empty dire
 from __future__ import annotations
 
 import asyncio
+import os
 import threading
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -138,7 +139,7 @@ def _export(checkpoint: Checkpoint, target: Place, on_progress: Progress | None,
     source, record = Place(checkpoint.uri), checkpoint.encode()
     if source.root == target.root and source.is_local == target.is_local:
         raise ConfigError(f"{target.uri} is where {checkpoint.reference} lies; export it to another directory")
-    if AttemptId.of_directory(target.root.rpartition("/")[2]):
+    if _names_attempt(_real(target)):
         raise ConfigError(f"{target.uri} has the name of a directory that collectors delete; export to another")
     data = read_manifest(checkpoint)
     manifest = decode_manifest(source.uri, data, checkpoint.manifest)
@@ -151,6 +152,15 @@ def _export(checkpoint: Checkpoint, target: Place, on_progress: Progress | None,
     files = [file for _, file in manifest.files]
     copy_files(source, files, target, resume=True, on_progress=on_progress, stop=stop)
     target.write(RECORD, record)
+
+
+def _real(place: Place) -> str:
+    return os.path.realpath(place.root) if place.is_local else place.root
+
+
+def _names_attempt(path: str) -> bool:
+    """Return whether a path leads into the directory of an attempt, with which collectors delete everything in it."""
+    return any(AttemptId.of_directory(part) for part in path.split("/"))
 
 
 # ---- in
@@ -259,12 +269,13 @@ async def save_in_place(
 
 
 def _check_in_place(place: Place) -> None:
-    if links := [found.name for found in place.list() if found.is_link]:
+    found = place.list()
+    if links := [each.name for each in found if each.is_link]:
         raise ConfigError(f"{place.uri}/{links[0]} is a link, and its target is not the checkpoint's: adopt a copy")
-    if place.exists(MANIFEST) or AttemptId.of_directory(place.root.rpartition("/")[2]):
+    if place.exists(MANIFEST) or _names_attempt(_real(place)) or any(_names_attempt(each.name) for each in found):
         raise ConfigError(
-            f"{place.uri} is a checkpoint of a registry already, or its adoption was interrupted: "
-            f"adopt a copy, or delete {MANIFEST} there if no registry knows it"
+            f"{place.uri} is a checkpoint of a registry already, lies in one or has one in it, or its adoption was "
+            f"interrupted: adopt a copy, or delete {MANIFEST} there if no registry knows it"
         )
 
 

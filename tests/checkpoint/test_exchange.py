@@ -130,8 +130,9 @@ async def test_nothing_is_exported_over_what_is_there(tmp_path: Path) -> None:
     await registry.export(one, uri)
     with pytest.raises(ConfigError, match="another checkpoint lies at"):
         await registry.export(two, uri)
-    with pytest.raises(ConfigError, match="has the name of a directory that collectors delete"):
-        await registry.export(one, two.uri)
+    for inside in (two.uri, f"{two.uri}/sub"):
+        with pytest.raises(ConfigError, match="has the name of a directory that collectors delete"):
+            await registry.export(one, inside)
     with pytest.raises(ConfigError, match="is where job@1"):
         await registry.export(one, one.uri + "/")
     mine = Place(f"memory://{tmp_path}/mine")
@@ -286,6 +287,21 @@ async def test_a_directory_in_place_goes_only_if_it_was_handed_over(owned: bool,
         assert (done.kept_bytes, done.freed_bytes) == ([str(old)], 0)
         assert (old / "model.pt").read_bytes() == b"m" * 3000
     assert verify(copy).is_whole
+
+
+async def test_a_directory_in_a_checkpoint_is_taken_in_as_a_copy_alone(tmp_path: Path) -> None:
+    """Register no files twice: they would go with the one checkpoint, and be missing in the other."""
+    world = Kept(tmp_path, "")
+    saved = await world.save(1)
+    os.symlink(saved.uri, tmp_path / "link")
+    registry = world.registry("job/b")  # whose place is below that of "job"
+    await registry.adopt(await registry.claim(), str(_foreign(tmp_path / "old")), 1)
+    for inside in (f"{saved.uri}/sub", str(tmp_path / "link" / "sub"), registry.uri):
+        taking = world.registry()
+        with pytest.raises(ConfigError, match="lies in one or has one in it"):
+            await taking.adopt(await taking.claim(), inside, 2, in_place=True)
+    assert verify(saved).is_whole
+    assert verify(await taking.adopt(await taking.claim(), f"{saved.uri}/sub", 2)).is_whole
 
 
 async def test_a_directory_in_place_that_was_not_committed_is_left_alone(tmp_path, monkeypatch):
