@@ -543,7 +543,7 @@ async def begin(means: Means, claim: Claim, record: AttemptRecord, make_uri: Cal
         make_uri: returns the directory for an attempt.
 
     Raises:
-        ConfigError: there are too many ranks, or the metadata is too large or not text.
+        ConfigError: there are too many ranks, the parent cannot exist, or the metadata is too large or not text.
         CheckpointExists: the step is already committed.
         StaleStep: a newer step is committed.
         FenceBroken, GenerationOver: the claim has ended.
@@ -551,6 +551,7 @@ async def begin(means: Means, claim: Claim, record: AttemptRecord, make_uri: Cal
     if not 1 <= record.world_size <= WORLD_SIZE_MAX:
         raise ConfigError(f"a checkpoint is saved by 1 to {WORLD_SIZE_MAX} ranks, not by {record.world_size}")
     if isinstance(record.parent, Reference):
+        record.parent.check()
         check_durable(record.parent.kind)
     run = RegistryKeys(instance(claim, Claim, "claim").run_id)
     while True:

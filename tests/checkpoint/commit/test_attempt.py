@@ -26,7 +26,7 @@ from raftkv.checkpoint.errors import (
     StaleStep,
 )
 from raftkv.checkpoint.keys import STEP_MAX, WORLD_SIZE_MAX
-from raftkv.checkpoint.records import FileRecord, Latest
+from raftkv.checkpoint.records import FileRecord, Latest, Reference
 from raftkv.checkpoint.registry import Registry
 from raftkv.errors import ConfigError
 from tests.checkpoint.world import KEYS, KIND, World, files_of, prepared, saved
@@ -210,6 +210,9 @@ async def test_inconsistent_ranks_are_not_committed(registry: Registry) -> None:
         {"metadata": {"x": 1}},
         {"metadata": {1: "x"}},
         {"metadata": {"x": object()}},
+        {"parent": Reference("job", "dcp", -1)},
+        {"parent": Reference("", "dcp", 1)},
+        {"parent": Reference("job", "a/b", 1)},
     ],
 )
 async def test_impossible_save_is_refused_at_the_beginning(claim, registry, world, arguments):
