@@ -34,10 +34,10 @@ from raftkv.checkpoint.errors import CheckpointError
 from raftkv.checkpoint.keys import RegistryKeys, check_name, check_run_id, parts_in_run
 from raftkv.checkpoint.records import Checkpoint
 from raftkv.checkpoint.storage.verify import read_verified
-from raftkv.client.arguments import instance, whole
+from raftkv.client.arguments import instance, text, whole
 from raftkv.client.control import Control, until_answered
 from raftkv.client.operations import Operation, create_revision, delete, get, get_range, mod_revision, put, value
-from raftkv.client.records import SIGNED, Limits, Record, RecordError, read
+from raftkv.client.records import NUMBER_MAX, SIGNED, Limits, Record, RecordError, encoded, read
 from raftkv.client.sync.blocking import Blocking, blocking
 from raftkv.client.values import KeyValue, TxnResult
 from raftkv.errors import ConfigError, StatusError
@@ -130,6 +130,9 @@ class Position(Record):
     def __post_init__(self) -> None:
         for name in ("epoch", "length", "consumed", "seed"):  # another number would be written, and never read again
             object.__setattr__(self, name, whole(getattr(self, name), f"the {name} of a position"))
+        text(self.dataset, "the dataset of a position")
+        if abs(self.seed) > NUMBER_MAX:
+            raise ConfigError(f"the seed of a position has at most 64 bits: {self.seed}")
         if self.epoch < 0 or not 0 <= self.consumed <= self.length:
             raise ConfigError(f"no position: {self.consumed} of {self.length} samples of epoch {self.epoch} are used")
 
@@ -395,7 +398,7 @@ class AsyncLedger:
             )  # fmt: skip
             seen = mod_revision(self._key) == _revision(found)
             await under(
-                self._control, claim, [seen], [put(self._key, state.encode()), delete(self._taken, prefix=True)]
+                self._control, claim, [seen], [put(self._key, encoded(state)), delete(self._taken, prefix=True)]
             )
 
     async def take(self, claim: Claim, rank: int) -> TakenRange | None:
@@ -433,7 +436,7 @@ class AsyncLedger:
                 self._control,
                 claim,
                 [mod_revision(self._key) == seen.revision],
-                [put(self._key, state.encode()), put(key, taken.encode())],
+                [put(self._key, state.encode()), put(key, encoded(taken))],
                 [get(key)],
             )
             if result.succeeded or _is(result.results[0], taken):
@@ -551,7 +554,7 @@ class AsyncLedger:
                 self._control,
                 claim,
                 [mod_revision(self._key) == seen.revision, none_taken],
-                [put(self._key, fresh.encode())],
+                [put(self._key, encoded(fresh))],
             )
 
     def _key_of(self, taken: TakenRange) -> str:
@@ -606,8 +609,11 @@ def save(files: Writes, position: Record, name: str = FILE) -> None:
         files: files of the checkpoint that is being saved.
         position: a ``Position``, or ``Ledger.used()``.
         name: file name; use different names for several datasets.
+
+    Raises:
+        ConfigError: it could not be loaded again.
     """
-    files.write(name, position.encode())
+    files.write(name, encoded(position))
 
 
 def load(files: Reads | Checkpoint, kind: type[R], name: str = FILE) -> R:

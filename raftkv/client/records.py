@@ -186,6 +186,20 @@ class Record:
 R = TypeVar("R", bound=Record)
 
 
+def encoded(record: Record) -> bytes:
+    """Return the bytes of a record with values of a caller, which every reader takes.
+
+    Raises:
+        ConfigError: no reader would take them.
+    """
+    data = record.encode()
+    try:
+        type(record).decode(data)
+    except RecordError as error:
+        raise ConfigError(f"nothing is written that could not be read again: {error}") from None
+    return data
+
+
 def read(kind: type[R], item: KeyValue) -> R:
     """Return the record in a key.
 

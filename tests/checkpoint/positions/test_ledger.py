@@ -258,11 +258,15 @@ def test_impossible_ledgers_are_refused_in_one_line() -> None:
             await ledger.open(claim, Used.begin(10), range_size=6.0)
         with pytest.raises(TypeError, match="used is a Used"):
             await ledger.open(claim, Position.begin(10), range_size=6)
+        with pytest.raises(ConfigError, match=r"could not be read again: .* length is -1"):
+            await ledger.open(claim, Used.begin(-1), range_size=6)
         await ledger.open(claim, Used.begin(10), range_size=6)
         taken = await ledger.take(claim, 0)
         assert taken is not None
         with pytest.raises(TypeError, match="rank is a whole number"):
             await ledger.take(claim, 0.0)
+        with pytest.raises(ConfigError, match=r"could not be read again: .* rank is -1"):  # as without RANK
+            await ledger.take(claim, -1)
         with pytest.raises(TypeError, match="done is a whole number"):
             await ledger.mark(claim, taken, 2.0)
         assert (await ledger.used()).done == ()
@@ -273,6 +277,11 @@ def test_impossible_ledgers_are_refused_in_one_line() -> None:
             await ledger.next_epoch(claim, 1)
         with pytest.raises(TypeError, match="length is a whole number"):
             await ledger.next_epoch(claim, 1, 7.0)
+        while taken is not None:
+            await ledger.mark(claim, taken, taken.end)
+            taken = await ledger.take(claim, 0)
+        with pytest.raises(ConfigError, match=r"could not be read again: .* length is -1"):
+            await ledger.next_epoch(claim, 1, -1)
 
     _alone(act)
     with pytest.raises(ConfigError):

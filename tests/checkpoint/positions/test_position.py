@@ -64,6 +64,7 @@ def test_shares_are_apart_and_even(length: int, batch_size: int, world_size: int
         lambda: Position(-1, 5, 0),
         lambda: Position(0, 5, 6),
         lambda: Position(0, 5, -1),
+        lambda: Position.begin(5, seed=2**64),
         lambda: Position.begin(5).share(0, 0, 1),
         lambda: Position.begin(5).share(1, 0, 0),
         lambda: Position.begin(5).share(1, 2, 2),
@@ -131,6 +132,15 @@ def test_unreadable_position_is_not_written(number: Any) -> None:
     ):  # fmt: skip
         with pytest.raises(TypeError, match="is a whole number, not"):
             make()
+    with pytest.raises(TypeError, match="the dataset of a position is a text, not 3"):
+        Position.begin(5, dataset=3)
+
+
+@pytest.mark.parametrize("used", [Used.begin(-1), Used(-1, 5, ()), Used.begin(5, dataset=None), Used(0, 5, ((3, 2),))])
+def test_used_samples_that_could_not_be_loaded_are_not_saved(used: Used, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="could not be read again: not a used samples record"):
+        save(Folder(tmp_path), used)
+    assert not list(tmp_path.iterdir())
 
 
 def test_numbers_of_numpy_and_torch_are_written_as_numbers() -> None:
