@@ -505,6 +505,9 @@ async def test_wrong_arguments_are_refused_explain_outage_and_leave_nothing_behi
         "metric 'loss' is 'x', which is not a number": lambda run: run.checkpoint(
             1, metrics={"loss": "x"}
         ).__aenter__(),
+        "nothing is written that could not be read again: not a fault record: signal is 9": lambda run: run.report(
+            signal=9
+        ),
     }
     (run,) = await job.join(1, min_nodes=1)
     for text, call in wrong.items():

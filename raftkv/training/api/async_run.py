@@ -35,6 +35,7 @@ from raftkv.checkpoint.registry import Registry
 from raftkv.client.arguments import limit, path, seconds
 from raftkv.client.lease import Callbacks, tell
 from raftkv.client.library import Client, connect
+from raftkv.client.records import encoded
 from raftkv.client.rpc.retry import until_answered
 from raftkv.errors import ConfigError, RaftKVError, StatusError
 from raftkv.rpc.client.connect import beside
@@ -348,12 +349,16 @@ class Run(RunPlace):
         Arguments:
             cause: one of ``raftkv.training.records.CAUSES``.
             message: one line for people.
-            exit_code, signal: exit code or signal of the process, if it ended that way.
+            exit_code, signal: exit code or name of the signal of the process, if it ended that way.
+
+        Raises:
+            ConfigError: an argument has another type.
         """
         member = self.world.member
         fault = Fault(
             self.generation, member.id, member.host, self.rank, cause, exit_code, signal, message, time=time.time()
         )
+        encoded(fault)  # one that the arbiter cannot read ends nothing
         await self._attachment.report(fault)
 
     async def leave(self) -> None:
