@@ -24,7 +24,7 @@ from typing import Final
 from raftkv.checkpoint.commit.manifest import NAME as MANIFEST
 from raftkv.checkpoint.commit.manifest import Manifest
 from raftkv.checkpoint.errors import DigestMismatch
-from raftkv.checkpoint.keys import AttemptId, RegistryKeys
+from raftkv.checkpoint.keys import NAME_BYTES_MAX, AttemptId, RegistryKeys
 from raftkv.checkpoint.records import Checkpoint, Deleting
 from raftkv.checkpoint.storage.place import Place
 from raftkv.checkpoint.storage.verify import decode_manifest
@@ -209,9 +209,12 @@ async def leave_file(uri: str, name: str, data: bytes) -> None:
 
 def read_marks(uri: str) -> dict[str, str]:
     """Return the marker files in a place, with the run of each. Raises StorageError."""
-    place = Place(uri)
-    found = [name for name in place.names() if name.startswith(PREFIX)]
-    return {name.removeprefix(PREFIX): place.read(name).decode(errors="replace").removesuffix("\n") for name in found}
+    place, found = Place(uri), dict[str, str]()
+    for name in place.names():
+        if name.startswith(PREFIX):
+            text = next(place.chunks(name, NAME_BYTES_MAX + 1), b"")  # others may write there, and no run id is longer
+            found[name.removeprefix(PREFIX)] = text.decode(errors="replace").removesuffix("\n")
+    return found
 
 
 def is_alone(marks: Mapping[str, str], run_id: str, own: bytes | None) -> bool:

@@ -7,7 +7,7 @@ A deletion may fail in the middle, as those of an object store do.
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import ClassVar, Protocol
 
 from raftkv.checkpoint.errors import StorageError
@@ -78,6 +78,10 @@ class SimPlace:
 
     def read(self, name: str) -> bytes:
         return self.disk.files[f"{self.uri}/{name}"]
+
+    def chunks(self, name: str, size_bytes: int) -> Iterator[bytes]:
+        data = self.read(name)
+        yield from (data[start : start + size_bytes] for start in range(0, len(data), size_bytes))
 
     def exists(self, name: str) -> bool:
         return f"{self.uri}/{name}" in self.disk.files

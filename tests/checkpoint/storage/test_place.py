@@ -319,6 +319,13 @@ def test_what_is_no_file_is_refused_and_not_waited_for(tmp_path: Path, planted: 
         assert there.read(FILES[DEEPSPEED]) == STEP.encode()
 
 
+def test_of_a_mark_no_more_is_read_than_a_run_id_has(tmp_path: Path) -> None:
+    """Others write to a shared place too, and a file of a terabyte costs them nothing."""
+    (tmp_path / f"{PREFIX}00").touch()
+    os.truncate(tmp_path / f"{PREFIX}00", 1 << 40)
+    assert {mark: len(run_id) for mark, run_id in read_marks(str(tmp_path)).items()} == {"00": 201}
+
+
 def _committed_at(uri: str) -> Checkpoint:
     return Checkpoint("job", 1, 2, 3, "files", 1, uri, "", "", 0, 0)
 
