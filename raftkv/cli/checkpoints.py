@@ -21,9 +21,10 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any, Final, TypeVar
 
+from raftkv.checkpoint.commit.attempt import check_new
 from raftkv.checkpoint.commit.manifest import RECORD, Manifest
 from raftkv.checkpoint.errors import CheckpointNotFound
-from raftkv.checkpoint.exchange import IMPORTED, REFUSED, Imported
+from raftkv.checkpoint.exchange import IMPORTED, REFUSED, Imported, read_export
 from raftkv.checkpoint.find import MAX, MIN, Commit, Commits, RunLatest
 from raftkv.checkpoint.keys import CHILD, PIN, TAG, RegistryKeys, check_kind, check_run_id, check_step
 from raftkv.checkpoint.records import Checkpoint
@@ -701,6 +702,7 @@ def copy(invocation: Invocation) -> None:
 
     async def take(_: Registry, checkpoint: Checkpoint) -> Checkpoint:
         target = await registry_of(call, into, place)
+        await check_new(target.control, into, checkpoint.step if step is None else step, checkpoint.kind)
         return await target.copy_from(await target.claim(), checkpoint, step=step, on_progress=on_progress)
 
     with byte_bar("copying", hidden=call.as_json) as on_progress:
@@ -720,6 +722,8 @@ def take_in(invocation: Invocation) -> None:
     async def take(registry: Registry) -> Checkpoint | list[Imported]:
         into = registry if call["dry-run"] else await registry_of(call, call.run_id, place)
         if is_export:
+            saved, _ = await asyncio.to_thread(read_export, uri)
+            await check_new(into.control, into.run_id, saved.step if step is None else step, saved.kind)
             return await into.import_export(await into.claim(), uri, step=step, on_progress=on_progress)
         return await into.import_directory(
             uri, step=step, kind=call.kind, dry_run=call["dry-run"], on_progress=on_progress

@@ -398,27 +398,10 @@ class Attempt:
 
     def _undecided(self, seen: _Seen) -> KeyValue:
         """Return the head, unless it can no longer be committed."""
-        self.refuse(seen.record, seen.latest)
+        _refuse(str(self), self.record.step, seen.record, seen.latest)
         if seen.head is None:
             raise self._over(seen.deleting)
         return seen.head
-
-    def refuse(self, record: KeyValue | None, latest: KeyValue | None) -> None:
-        """Raise if this attempt cannot commit the step, according to the two keys.
-
-        Raises:
-            CheckpointExists, StaleStep: the step, or a later one, is committed.
-        """
-        if record is not None:
-            raise CheckpointExists(
-                f"{self} is committed already, by another attempt; load that one, or save a later step"
-            )
-        newest = None if latest is None else read(Latest, latest)
-        if newest is not None and newest.step >= self.record.step:
-            raise StaleStep(
-                f"{self} is not above step {newest.step}, which is the latest, and latest never goes back; "
-                "to go on from an older step, use a new run id and name the old checkpoint as its parent"
-            )
 
     async def abort(self, reason: str) -> bool:
         """Abort the attempt, so that its files will be deleted; idempotent. False: it is committed and exists.
@@ -562,7 +545,7 @@ async def begin(means: Means, claim: Claim, record: AttemptRecord, make_uri: Cal
         filled = replace(record, generation=claim.generation, number=number, uri=make_uri(attempt_id), time=means.now())
         value = _encoded(filled)
         attempt = Attempt(means, claim, filled)
-        attempt.refuse(*result.results)
+        _refuse(str(attempt), record.step, *result.results)
         head = run.attempt(record.kind, attempt_id).head
         none_since = mod_revision(run.begun) < result.revision + 1
         done = await under(
@@ -570,6 +553,33 @@ async def begin(means: Means, claim: Claim, record: AttemptRecord, make_uri: Cal
         )
         if done.succeeded or (done.results[0] is not None and done.results[0].value == value):
             return attempt
+
+
+async def check_new(control: Control, run_id: str, step: int, kind: str) -> None:
+    """Refuse a step that could not be saved now, before a claim ends the other writers of the run for nothing.
+
+    Arguments:
+        control: the store.
+        run_id, step, kind: run, step and kind of the checkpoint.
+
+    Raises:
+        CheckpointExists, StaleStep: the step, or a later one, is committed.
+    """
+    run = RegistryKeys(run_id)
+    found = await until_answered(lambda: control.txn((), [get(run.record(kind, step)), get(run.latest(kind))]))
+    _refuse(f"step {step} of run {run_id!r} ({kind})", step, *found.results)
+
+
+def _refuse(what: str, step: int, record: KeyValue | None, latest: KeyValue | None) -> None:
+    """Raise if no attempt can commit a step, according to the two keys."""
+    if record is not None:
+        raise CheckpointExists(f"{what} is committed already, by another attempt; load that one, or save a later step")
+    newest = None if latest is None else read(Latest, latest)
+    if newest is not None and newest.step >= step:
+        raise StaleStep(
+            f"{what} is not above step {newest.step}, which is the latest, and latest never goes back; "
+            "to go on from an older step, use a new run id and name the old checkpoint as its parent"
+        )
 
 
 def _encoded(record: AttemptRecord) -> bytes:

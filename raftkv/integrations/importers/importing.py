@@ -25,10 +25,10 @@ from bisect import bisect_left
 from collections.abc import Callable, Iterable, Mapping
 from typing import Final, NamedTuple
 
+from raftkv.checkpoint.commit.attempt import check_new
 from raftkv.checkpoint.commit.claim import Claim
 from raftkv.checkpoint.errors import (
     CheckpointExists,
-    CheckpointNotFound,
     NotWhole,
     PrepareConflict,
     StaleStep,
@@ -253,11 +253,11 @@ class _Import:
         if other != candidate.path:
             return self._result(candidate, facts, SKIPPED, f"{other} is of the same step")
         try:
-            await self._registry.at(step, kind)
-        except CheckpointNotFound:
-            pass
-        else:
+            await check_new(self._registry.control, self._registry.run_id, step, kind)
+        except CheckpointExists:
             return self._result(candidate, facts, SKIPPED, "the registry has this step")
+        except StaleStep as error:
+            return self._result(candidate, facts, SKIPPED, str(error))
         base = f"{self._source.uri}/{candidate.base}"
         if self.is_in_place and {name for name in self._source.listing.files if name.startswith(candidate.base)} != (
             candidate.sources

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+import raftkv
 from tests.cli.checkpoints.registered import ctl, save, text_of
 
 EMPTY_WEIGHTS = struct.pack("<Q", 2) + b"{}"
@@ -31,6 +32,20 @@ def test_an_export_comes_back_in_another_run(raftkv_cluster, raftkv_client, tmp_
     later = text_of(ctl(raftkv_cluster, "import", "other", str(out), "--step", "200"))  # beside the latest
     assert later == "step 200 (dcp) is in run 'other': 2 files, 32 B, all digests match\n"
     assert len(list(new.glob("step-*"))) == 2
+
+
+def test_copy_or_import_that_is_refused_ends_no_claim(raftkv_cluster, raftkv_client, tmp_path: Path) -> None:
+    """Leave a running job alone if the step is an old one: its next save was refused, and nothing was copied."""
+    save(raftkv_client, tmp_path, 100, run_id="base")
+    assert ctl(raftkv_cluster, "export", "base", "latest", str(tmp_path / "out")).code == 0
+    save(raftkv_client, tmp_path, 200)
+    registry = raftkv.checkpoint.Registry(raftkv_client, "job", uri=str(tmp_path / "job"))
+    claim = registry.claim()
+    for words in (("copy", "base", "100", "job"), ("import", "job", str(tmp_path / "out"))):
+        ran = ctl(raftkv_cluster, *words)
+        assert (ran.code, ran.output) == (1, b"")
+        assert ran.errors.startswith("Error: step 100 of run 'job' (dcp) is not above step 200, which is the latest")
+    registry.begin(claim, 300).abort("not needed")
 
 
 def test_a_copy_keeps_its_original(raftkv_cluster, raftkv_client, tmp_path: Path) -> None:

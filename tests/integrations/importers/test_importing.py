@@ -102,6 +102,12 @@ def test_an_import_ends_the_claims_before_it_only_if_it_writes(registry, output,
     claim = registry.claim()
     registry.import_directory(str(output), dry_run=True)
     registry.begin(claim, 1).abort("not needed")
+    attempt = registry.begin(claim, 200, kind="safetensors")
+    attempt.prepare(0, [])
+    attempt.commit()
+    assert [done.action for done in registry.import_directory(str(output))] == ["refused", "skipped", "skipped"]
+    registry.begin(claim, 300).abort("not needed")
+    made.write(output / "checkpoint-250", made.trainer(250))
     registry.import_directory(str(output))
     with pytest.raises(FenceBroken):
         registry.begin(claim, 400)
