@@ -29,6 +29,7 @@ from raftkv.checkpoint.find import MAX, MIN, Commit, Commits, RunLatest
 from raftkv.checkpoint.keys import CHILD, PIN, TAG, RegistryKeys, check_kind, check_run_id, check_step
 from raftkv.checkpoint.records import Checkpoint
 from raftkv.checkpoint.registry import Registry
+from raftkv.checkpoint.retention import ownership
 from raftkv.checkpoint.retention.collector import Collected
 from raftkv.checkpoint.retention.policy import Best, Decision, Policy
 from raftkv.checkpoint.storage.place import Place
@@ -744,17 +745,23 @@ async def registry_of(call: Call, run_id: str, place: str) -> Registry:
     """Return the registry of a run with the location of its checkpoints: the given one, or that of its latest.
 
     Raises:
-        CommandError: no location is given, and the run has no checkpoints.
+        CommandError: no location is given, and the run has no checkpoints, or its latest lies where it never wrote.
     """
     found = Registry(call.kv, run_id, uri=place)
     if place:
         return found
+    advice = "name a directory for them, as --place /shared/checkpoints"
     try:
         latest = await found.latest()
     except CheckpointNotFound:
-        text = f"run {run_id!r} has no checkpoints yet: name a directory for them, as --place /shared/checkpoints"
-        raise CommandError(text, BAD_ARGUMENTS) from None
-    return Registry(call.kv, run_id, uri=latest.uri.rpartition("/")[0])
+        raise CommandError(f"run {run_id!r} has no checkpoints yet: {advice}", BAD_ARGUMENTS) from None
+    uri = latest.uri.rpartition("/")[0]
+    own = await call.kv.get(found.keys.mark)
+    marks = await asyncio.to_thread(ownership.read_marks, uri)
+    if own is None or marks.get(own.value.decode(errors="replace")) != run_id:  # a record may name any directory
+        text = f"run {run_id!r} has no mark in {printable(uri)}, where a record says that its latest lies: {advice}"
+        raise CommandError(text, BAD_ARGUMENTS)
+    return Registry(call.kv, run_id, uri=uri)
 
 
 def _place(call: Call) -> str:

@@ -34,6 +34,25 @@ def test_an_export_comes_back_in_another_run(raftkv_cluster, raftkv_client, tmp_
     assert len(list(new.glob("step-*"))) == 2
 
 
+def test_nothing_is_put_where_only_a_record_says_that_checkpoints_lie(raftkv_cluster, raftkv_client, tmp_path):
+    """Write beside the latest only where the run has written: beside a directory registered in place it never did."""
+    save(raftkv_client, tmp_path, 100)
+    out, model = tmp_path / "out", tmp_path / "theirs" / "model"
+    assert ctl(raftkv_cluster, "export", "job", "latest", str(out)).code == 0
+    model.mkdir(parents=True)
+    (model / "weights.bin").write_bytes(b"1")
+    registry = raftkv.checkpoint.Registry(raftkv_client, "job")
+    registry.adopt(registry.claim(), str(model), 200, in_place=True)
+    for words in (("import", "job", str(out)), ("copy", "job", "100", "job")):
+        ran = ctl(raftkv_cluster, *words, "--step", "300")
+        assert (ran.code, ran.output) == (128, b"")
+        assert ran.errors == (
+            f"Error: run 'job' has no mark in {model.parent}, where a record says that its latest lies: name a "
+            "directory for them, as --place /shared/checkpoints\n"
+        )
+    assert [path.name for path in model.parent.iterdir()] == ["model"]
+
+
 def test_copy_or_import_that_is_refused_ends_no_claim(raftkv_cluster, raftkv_client, tmp_path: Path) -> None:
     """Leave a running job alone if the step is an old one: its next save was refused, and nothing was copied."""
     save(raftkv_client, tmp_path, 100, run_id="base")
