@@ -372,7 +372,7 @@ def latest(invocation: Invocation) -> None:
     call = Call(invocation)
     found = call.run(lambda registry: registry.latest(call.kind))
     if call["uri"]:
-        print(found.uri)
+        print(printable(found.uri))
     else:
         call.tell(found, checkpoints_table([found], {}))
 
@@ -391,7 +391,7 @@ def best(invocation: Invocation) -> None:
 
     found = call.run(read)
     if call["uri"]:
-        print("\n".join(one.uri for one in found))
+        print("\n".join(printable(one.uri) for one in found))
     else:
         call.tell(found, best_table(found, metric))
 
@@ -461,7 +461,7 @@ async def _print_commits(commits: Commits, call: Call, go_on: int, wanted: int) 
 
 def _print_commit(call: Call, commit: Commit) -> None:
     if call["uri"]:
-        print(commit.checkpoint.uri, flush=True)
+        print(printable(commit.checkpoint.uri), flush=True)
         return
     place = {"revision": commit.revision, "next_revision": commit.revision + 1}
     call.tell({**place, "checkpoint": commit.checkpoint}, commit_line(commit.checkpoint, commit.revision))

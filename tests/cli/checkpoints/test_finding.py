@@ -162,6 +162,13 @@ def test_commits_are_watched_and_gone_on_with(raftkv_cluster, raftkv_client, tmp
     assert both.output.decode() == f"{first.uri}\n{second.uri}\n"
 
 
+def test_a_path_from_a_record_is_one_line_and_controls_no_terminal(raftkv_cluster, raftkv_client, tmp_path: Path):
+    forged = replace(save(raftkv_client, tmp_path, 100, loss=0.5), uri="/a\n/b\x1b[2J")
+    raftkv_client.put(RegistryKeys("job").record("dcp", 100), forged.encode())
+    for words in (("latest", "job"), ("best", "job", "loss")):
+        assert ctl(raftkv_cluster, *words, "--uri").output == b"/a\\n/b\\x1b[2J\n"
+
+
 def test_a_watch_that_is_interrupted_says_where_to_go_on(raftkv_cluster, raftkv_client, tmp_path: Path) -> None:
     save(raftkv_client, tmp_path, 100)
     with Running(raftkvctl(raftkv_cluster.endpoints[0], "checkpoint", "watch", "job", "--from-revision=1")) as program:
