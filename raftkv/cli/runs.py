@@ -39,7 +39,7 @@ from raftkv.client.kv import pipelined
 from raftkv.client.library import Client
 from raftkv.client.local import free_port
 from raftkv.client.operations import Compare, Delete, lease_of, mod_revision
-from raftkv.client.records import number_in
+from raftkv.client.records import RecordError, number_in
 from raftkv.dataset import keys as dataset_keys
 from raftkv.errors import (
     ConfigError,
@@ -97,12 +97,20 @@ def queue(invocation: Invocation) -> None:
     """Print the runs that hold slots of a shared cluster, and the runs that wait for slots."""
     session, as_json = open_library(invocation)
 
-    async def read(kv: Client) -> list[ClusterView]:
-        names = invocation.arguments or await list_clusters(kv)
-        return [await describe_cluster(kv, name) for name in names]
+    async def read(kv: Client) -> tuple[list[ClusterView], list[str]]:
+        views, damaged = list[ClusterView](), list[str]()
+        for name in invocation.arguments or await list_clusters(kv):
+            try:
+                views.append(await describe_cluster(kv, name))
+            except RecordError as error:  # every run of that cluster may write it
+                damaged.append(f"cluster {name!r}: {error}")
+        return views, damaged
 
-    views = use_library(session, read)
-    tell(as_json, [view.to_plain() for view in views], lambda: run_view.queues(views))
+    views, damaged = use_library(session, read)
+    if views or not damaged:
+        tell(as_json, [view.to_plain() for view in views], lambda: run_view.queues(views))
+    if damaged:
+        raise CommandError(f"{'; '.join(damaged)}; delete its ledger, and every run claims its slots anew", ERROR)
 
 
 def timeline(invocation: Invocation) -> None:

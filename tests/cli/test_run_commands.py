@@ -171,6 +171,10 @@ def test_the_line_for_a_cluster_is_shown(raftkv_cluster, raftkv_client) -> None:
     assert (view["cluster"], view["queue"][0]["run"]) == ("gpu", "jobs/a")
     damaged = ctl(raftkv_cluster, "queue", "other")
     assert (damaged.code, damaged.errors.count("\n")) == (1, 1)
+    every = ctl(raftkv_cluster, "queue")  # the ledger of one cluster hides no other
+    assert (every.code, every.output.decode().splitlines()) == (1, lines)
+    assert every.errors == damaged.errors
+    assert every.errors.startswith("Error: cluster 'other': not a ledger record: ")
 
 
 # ---- timeline
