@@ -271,6 +271,7 @@ async def _delete(kv: Client, run_id: str, conditions: Sequence[Compare]) -> int
     Slots that a dead run still holds go to others: no run that may see that it is dead may wait for them.
     """
     keys = RunKeys(run_id)
+    deleted: int = await _delete_horovod(kv, run_id, conditions)  # first: once the run is gone, the next may begin
     operations = [Delete(keys.base + part, prefix=True) for part in PARTS]
     operations += [Delete(key) for key in (keys.arbiter, keys.round, keys.state)]
     done = await kv.txn().when(*conditions).then(*operations).commit()
@@ -279,20 +280,21 @@ async def _delete(kv: Client, run_id: str, conditions: Sequence[Compare]) -> int
     if cluster := run_view.find_cluster(run_id, await run_view.read_ledgers(kv)):
         with suppress(PermissionDeniedError):
             await ClusterAdmission(ClientControl(kv), cluster).release(run_id, guards=[keys.deserted])
-    deleted: int = sum(result.deleted for result in done.results)
-    return deleted + await _delete_horovod(kv, run_id)
+    deleted += sum(result.deleted for result in done.results)
+    return deleted
 
 
-async def _delete_horovod(kv: Client, run_id: str) -> int:
+async def _delete_horovod(kv: Client, run_id: str, conditions: Sequence[Compare]) -> int:
     """Delete the keys of Horovod workers, because the next run with this id reuses the same generations."""
-    root = f"{HOROVOD_ROOT}{run_id}/"
-    generations, deleted = set(), 0
+    root, deleted = f"{HOROVOD_ROOT}{run_id}/", 0
+    generations = set()
     with suppress(PermissionDeniedError):  # a user of runs may lack permission for Horovod's keys
         async for item in kv.scan(root, prefix=True, keys_only=True):
             if found := _HOROVOD_GENERATION.match(item.key.decode(errors="replace"), len(root)):
                 generations.add(found[1])
         for generation in generations:
-            deleted += (await kv.delete(f"{root}{generation}", prefix=True)).deleted
+            done = await kv.txn().when(*conditions).then(Delete(f"{root}{generation}", prefix=True)).commit()
+            deleted += sum(result.deleted for result in done.results)
     return deleted
 
 

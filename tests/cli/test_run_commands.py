@@ -13,9 +13,11 @@ import pytest
 import raftkv
 from raftkv.checkpoint.keys import RANDOM_DIGITS, AttemptId, RegistryKeys
 from raftkv.checkpoint.records import Checkpoint
+from raftkv.cli import run_view
 from raftkv.cli import runs as commands
 from raftkv.cli.run_view import Denied, Line, Narrator, Queue, members_text, ranks_text, waiting
 from raftkv.cli.table import clock
+from raftkv.client.values import KeyValue
 from raftkv.training.history import RunSummary, fold, list_runs, read_change
 from raftkv.training.records import (
     CLOSED,
@@ -414,6 +416,23 @@ def test_a_run_that_begins_again_meanwhile_stays(raftkv_cluster, raftkv_client, 
     done = text_of(ctl(raftkv_cluster, "delete", "--ended", "--yes")).splitlines()
     assert done == ["0 of 1 run deleted: 0 keys", "run 'jobs/a' has begun again meanwhile, and stays"]
     assert raftkv_client.get(KEYS.round) is not None
+
+
+def test_horovod_keys_of_the_next_run_of_an_id_stay(raftkv_cluster, raftkv_client, monkeypatch) -> None:
+    """Delete nothing that begins after the run is gone: its workers would wait for the keys of their ranks."""
+    closed(raftkv_client, "jobs/a")
+    old, new = (f"/raftkv/horovod/jobs/a/00000000000{number}/key/global/0" for number in (3, 1))
+    raftkv_client.put(old, b"10.0.0.5:1")
+    read_ledgers = run_view.read_ledgers
+
+    async def late(kv) -> list[KeyValue]:
+        await kv.put(KEYS.state, state(1, RUNNING, 1.0).encode())
+        await kv.put(new, b"10.0.0.6:1")
+        return await read_ledgers(kv)
+
+    monkeypatch.setattr(run_view, "read_ledgers", late)
+    assert text_of(ctl(raftkv_cluster, "delete", "jobs/a", "-y")) == "run 'jobs/a' is deleted: 3 keys\n"
+    assert (raftkv_client.get(old), raftkv_client.get(new).value) == (None, b"10.0.0.6:1")
 
 
 @pytest.mark.parametrize("command", ["show", "timeline", "delete", "watch"])
