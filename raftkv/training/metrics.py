@@ -27,7 +27,7 @@ from prometheus_client import CollectorRegistry, Counter
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric, SummaryMetricFamily
 from prometheus_client.registry import Collector
 
-from raftkv.checkpoint.keys import LATEST, RegistryKeys, attempt_of, kind_of, run_of
+from raftkv.checkpoint.keys import KINDS, LATEST, MEMORY, RegistryKeys, attempt_of, kind_of, run_of
 from raftkv.checkpoint.records import Checkpoint, Latest
 from raftkv.client.control import ClientControl, Reflector, below
 from raftkv.client.records import Record, RecordError, read
@@ -58,6 +58,8 @@ REVISIONS_MAX: Final = 100_000
 """Number of remembered commits, to recognise heads deleted by them, and later changes of metrics."""
 
 _LABELS: Final = ("run", "kind")
+_KNOWN: Final = frozenset((*KINDS, MEMORY))
+"""Kinds that are counted: the keys of a run can name any, and each would be a dozen more time series."""
 
 
 def _gauges(
@@ -464,7 +466,7 @@ class Exporter:
         for event in changes:
             run_id, kind = run_of(event.key), kind_of(event.key)
             latest = self._decoded(Latest, event)
-            if kind and (latest is not None or event.type != PUT):
+            if kind in _KNOWN and (latest is not None or event.type != PUT):
                 self._checkpoints.summed_up(run_id, kind, latest, event.revision)
 
     def _watch_checkpoints(self, run_id: str) -> None:
@@ -478,7 +480,7 @@ class Exporter:
     def _attempts(self, keys: RegistryKeys, changes: Sequence[Event]) -> None:
         for event in changes:
             found = attempt_of(event.key, keys.attempts)
-            if found is None or found[2] != _HEAD:
+            if found is None or found[0] not in _KNOWN or found[2] != _HEAD:
                 continue
             if event.type == PUT:
                 self._checkpoints.began(keys.run_id, found[0], event.key)
@@ -488,7 +490,7 @@ class Exporter:
     def _commits(self, changes: Sequence[Event]) -> None:
         for event in changes:
             checkpoint = self._decoded(Checkpoint, event)
-            if checkpoint is not None:
+            if checkpoint is not None and checkpoint.kind in _KNOWN:
                 self._checkpoints.committed(checkpoint, event.kv.create_revision)
 
     def _decoded(self, kind: type[R], event: Event) -> R | None:

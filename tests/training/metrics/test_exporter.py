@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 
 import pytest
 from prometheus_client import generate_latest
@@ -114,6 +115,9 @@ async def test_what_one_user_writes_changes_no_metric_of_another(raftkv_cluster:
         await kv.put(own.latest(KIND), Latest(1, 1, count=1).encode())
         await kv.put(own.record(KIND, 900), forged.encode())
         await kv.put(CHECKPOINTS.latest(f"x/{KIND}"), Latest(900, 9).encode())
+        await kv.put(own.latest("planted"), Latest(1, 1).encode())
+        await kv.put(own.attempt("planted", AttemptId(1, 1, 1)).head, b"")
+        await kv.put(own.record("planted", 1), replace(forged, run_id="attacker", kind="planted", step=1).encode())
         await kv.put(ClusterKeys("broken").ledger, b"junk")
         await kv.put(f"{ClusterKeys('gpu').hosts}h1", HostRecord(8).encode())
         async with Exporter(kv) as exporter:
@@ -123,3 +127,4 @@ async def test_what_one_user_writes_changes_no_metric_of_another(raftkv_cluster:
             assert _value(exporter, "raftkv_checkpoint_last_size_bytes") == 640
             assert _value(exporter, "raftkv_checkpoint_commit_seconds_count") == 1
             assert _value(exporter, "raftkv_run_cluster_slots") == 8
+            assert b"planted" not in generate_latest(exporter.registry)
