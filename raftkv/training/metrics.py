@@ -435,7 +435,7 @@ class Exporter:
             for name in await list_clusters(self._kv):
                 try:
                     views[name] = await describe_cluster(self._kv, name)
-                except (RecordError, ConfigError) as error:
+                except RecordError as error:
                     self._failed(f"cannot read the slots of cluster {name!r}", error)
         except PermissionDeniedError:
             views = {}  # the user may lack permission for clusters; show the rest

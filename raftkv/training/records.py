@@ -356,14 +356,18 @@ def reads_of_nodes(run_ids: Sequence[str]) -> Iterator[tuple[Sequence[str], list
         yield part, [txn().when(RunKeys(run_id).deserted) for run_id in part]
 
 
+def is_cluster(cluster: str) -> bool:
+    """Return whether a cluster can have this name."""
+    return cluster.isprintable() and not set(cluster) & {"/", " "} and 0 < len(cluster.encode()) <= RUN_ID_MAX
+
+
 def check_cluster(cluster: str) -> str:
     """Return a valid cluster name unchanged.
 
     Raises:
         ConfigError: it is empty, too long, or has slashes or white space.
     """
-    usable = cluster and cluster.isprintable() and not set(cluster) & {"/", " "} and len(cluster.encode()) <= RUN_ID_MAX
-    if not usable:
+    if not is_cluster(cluster):
         raise ConfigError(
             f"cluster {cluster!r} cannot be used: 1 to {RUN_ID_MAX} bytes, without slashes and white space"
         )

@@ -41,7 +41,16 @@ from raftkv.client.operations import Compare, Delete, Get, GetRange, Operation, 
 from raftkv.client.records import RecordError, number_in
 from raftkv.client.values import PUT, Event, KeyValue
 from raftkv.errors import PermissionDeniedError, StatusError
-from raftkv.training.records import CLUSTER_ROOT, DESERTED_MAX, SLOTS_MAX, Node, RunKeys, check_cluster, reads_of_nodes
+from raftkv.training.records import (
+    CLUSTER_ROOT,
+    DESERTED_MAX,
+    SLOTS_MAX,
+    Node,
+    RunKeys,
+    check_cluster,
+    is_cluster,
+    reads_of_nodes,
+)
 from raftkv.training.scheduling import admission
 from raftkv.training.scheduling.admission import Claim, ClusterKeys, Ledger, Need, read_hosts, slots_by_host
 from raftkv.training.scheduling.denylist import read_denial
@@ -416,7 +425,8 @@ async def list_clusters(kv: Client) -> list[str]:
         StatusError: the store did not answer.
     """
     page = await kv.range(CLUSTER_ROOT, prefix=True, keys_only=True)
-    return sorted({item.key.decode(errors="replace").removeprefix(CLUSTER_ROOT).split("/")[0] for item in page})
+    names = {item.key.decode(errors="replace").removeprefix(CLUSTER_ROOT).split("/")[0] for item in page}
+    return sorted(filter(is_cluster, names))  # a key of somebody else's hides no cluster
 
 
 async def describe_cluster(kv: Client, cluster: str) -> ClusterView:

@@ -10,7 +10,7 @@ from raftkv.aio import connect
 from raftkv.client.local import LocalCluster
 from raftkv.client.records import RecordError
 from raftkv.errors import ConfigError
-from raftkv.training.records import Fault, RunKeys
+from raftkv.training.records import CLUSTER_ROOT, Fault, RunKeys
 from raftkv.training.scheduling.admission import ClusterKeys, HostRecord, Ledger, Need, admit, claim
 from raftkv.training.scheduling.denylist import DenyKeys
 from raftkv.training.scheduling.ledger import ClusterView, describe_cluster, list_clusters
@@ -39,6 +39,8 @@ def test_a_cluster(raftkv_cluster: LocalCluster) -> None:
             lease = await kv.lease(60).grant()
             await kv.put(RunKeys("a").node("a-1"), b"{}", lease=lease)
             await kv.put(RunKeys("b").node("ghost"), b"{}")
+            await kv.put(f"{CLUSTER_ROOT}no cluster/ledger", b"")  # a mistake of somebody, which hides no cluster
+            await kv.put(f"{CLUSTER_ROOT}/ledger", b"")
             assert await list_clusters(kv) == ["gpu"]
             view = await describe_cluster(kv, "gpu")
             await kv.put(KEYS.ledger, b"?")
