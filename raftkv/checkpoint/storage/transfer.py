@@ -132,18 +132,28 @@ def copy_files(
         if file.digest and there.get(file.name) == file.size_bytes and _is_right(target, file):
             counter(file.size_bytes)
             return file
-        pieces = stream_verified(source, file) if file.digest else source.chunks(file.name)
+        pieces = stream_verified(source, file) if file.digest else _stream_unchanged(source, file)
         algorithm = file.digest.partition(":")[0] or digest.SHA256
         with target.open_writer(file.name, digest=algorithm) as copy:
             for piece in pieces:
                 copy.write(piece)
                 counter(len(piece))
-        if copy.record.size_bytes != file.size_bytes:
-            was, size = file.size_bytes, copy.record.size_bytes
-            raise NotWhole(source.uri, f"{file.name} had {was} bytes and has {size}: it is still written to")
         return copy.record
 
     return _each(files, one, on_progress, stop)
+
+
+def _stream_unchanged(place: Place, file: FileRecord) -> Iterator[bytes]:
+    """Read a file once, piece by piece. Raises NotWhole at its end, or before there are more bytes than there were."""
+    size_bytes = 0
+    for piece in place.chunks(file.name):
+        size_bytes += len(piece)
+        if size_bytes > file.size_bytes:
+            break
+        yield piece
+    if size_bytes != file.size_bytes:
+        more = "more" if size_bytes > file.size_bytes else "fewer"
+        raise NotWhole(place.uri, f"{file.name} had {file.size_bytes} bytes and has {more}: it is still written to")
 
 
 def _is_right(target: Place, file: FileRecord) -> bool:

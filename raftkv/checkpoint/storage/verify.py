@@ -376,13 +376,15 @@ def stream_verified(place: Place, file: FileRecord) -> Iterator[bytes]:
         file: committed record of the file.
 
     Raises:
-        DigestMismatch: at the end, if the returned bytes are not the committed ones.
+        DigestMismatch: at the end, if the returned bytes are not the committed ones, or before there are more of them.
         StorageError: the file cannot be read.
     """
     found, size_bytes = Digest.like(file.digest), 0
     for chunk in place.chunks(file.name):
-        found.update(chunk)
         size_bytes += len(chunk)
+        if size_bytes > file.size_bytes:
+            break
+        found.update(chunk)
         yield chunk
     _compare(place.uri, file, size_bytes, str(found))
 

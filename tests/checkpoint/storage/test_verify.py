@@ -16,11 +16,12 @@ import pytest
 from raftkv.checkpoint import digest
 from raftkv.checkpoint.commit.manifest import NAME as MANIFEST
 from raftkv.checkpoint.commit.manifest import Manifest
-from raftkv.checkpoint.errors import DigestMismatch, FilesChanged, StorageError
+from raftkv.checkpoint.errors import DigestMismatch, FilesChanged, NotWhole, StorageError
 from raftkv.checkpoint.keys import FILES, AttemptId
 from raftkv.checkpoint.records import AttemptRecord, Checkpoint, Prepared
 from raftkv.checkpoint.storage import verify as module
 from raftkv.checkpoint.storage.place import Found, Place
+from raftkv.checkpoint.storage.transfer import UNKNOWN, copy_files
 from raftkv.checkpoint.storage.verify import (
     check_there,
     load_manifest,
@@ -205,6 +206,23 @@ def test_a_stream_says_at_its_end_that_it_was_wrong(place: Place) -> None:
     assert next(stream) == DATA["a.bin"][:-1] + b"x"
     with pytest.raises(DigestMismatch):
         next(stream)
+
+
+@pytest.mark.parametrize("is_known", [True, False])
+def test_of_a_file_that_has_grown_no_more_is_copied_than_was_recorded(
+    place: Place, is_known: bool, tmp_path, monkeypatch
+):
+    """A file that a job still writes, or that somebody made huge, filled the disk before it was refused."""
+    checkpoint = saved(place, DATA)
+    (record,) = [file for _, file in load_manifest(checkpoint).files if file.name == "a.bin"]
+    if not is_known:
+        record = replace(record, digest=UNKNOWN)
+    pieces = iter([DATA["a.bin"]] * 100)
+    monkeypatch.setattr(Place, "chunks", lambda *_: pieces)
+    target = Place(str(tmp_path / "copy"))
+    with pytest.raises(DigestMismatch if is_known else NotWhole, match=r"a\.bin"):
+        copy_files(place, [record], target)
+    assert (len(list(pieces)), target.list()) == (98, [])
 
 
 def test_a_reader_during_a_deletion_gets_the_right_bytes_or_an_error(tmp_path, monkeypatch):
