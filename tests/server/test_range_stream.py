@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterable
+from itertools import cycle, repeat
 from typing import Any, cast
 
 import pytest
@@ -26,15 +28,24 @@ CHUNK_BYTES = 20_000
 
 
 class Call:
-    """One call of a client that reads at once."""
+    """One call of a client; ``rooms``: whether there is room for a chunk, at each look."""
 
-    def __init__(self, request: rpc_pb2.RangeRequest, on_chunk: Any) -> None:
+    def __init__(self, request: rpc_pb2.RangeRequest, on_chunk: Any, rooms: Iterable[bool]) -> None:
         self._request = request
         self._on_chunk = on_chunk
+        self._rooms = iter(rooms)
+        self.waits = 0
         self.chunks: list[rpc_pb2.RangeResponse] = []
 
     async def receive(self) -> bytes:
         return self._request.SerializeToString()
+
+    @property
+    def has_room(self) -> bool:
+        return next(self._rooms)
+
+    async def wait_for_room(self) -> None:
+        self.waits += 1
 
     async def send(self, message: bytes) -> None:
         self.chunks.append(rpc_pb2.RangeStreamResponse.FromString(message).range_response)
@@ -43,21 +54,28 @@ class Call:
 
 def stream(machine: Machine, request: rpc_pb2.RangeRequest, on_chunk: Any = lambda: None) -> rpc_pb2.RangeResponse:
     """All chunks of an answer, merged."""
+    return streamed(machine, request, on_chunk, repeat(True))[0]
 
-    async def run() -> rpc_pb2.RangeResponse:
+
+def streamed(
+    machine: Machine, request: rpc_pb2.RangeRequest, on_chunk: Any, rooms: Iterable[bool]
+) -> tuple[rpc_pb2.RangeResponse, int]:
+    """The same, and how often there was a wait for room."""
+
+    async def run() -> tuple[rpc_pb2.RangeResponse, int]:
         applier = Applier(machine.store, machine.alarms, machine.membership, Granted())
         header = HeaderEncoder(1, 2)
         responder = Responder(
             cast(Node, ManualNode()), applier, header, cast(Admission, NoAdmission()), lambda needed: None
         )
         service = RangeStreamService(responder, CHUNK_BYTES)
-        call = Call(request, on_chunk)
+        call = Call(request, on_chunk, rooms)
         await service.range_stream(cast(StreamCall, call))
         whole = rpc_pb2.RangeResponse()
         for chunk in call.chunks:
             assert chunk.ByteSize() < CHUNK_BYTES + BYTES_PER_PIECE + 110_000
             whole.MergeFrom(chunk)
-        return whole
+        return whole, call.waits
 
     return asyncio.run(run())
 
@@ -114,6 +132,13 @@ def test_a_reader_that_a_compaction_overtakes_is_told() -> None:
     with pytest.raises(RpcError, match="required revision has been compacted") as raised:
         stream(machine, rpc_pb2.RangeRequest(**ALL), compact)
     assert raised.value.code == errors.OUT_OF_RANGE
+
+
+def test_a_chunk_is_read_when_its_client_has_room_for_it() -> None:
+    """Streams of one connection waited with chunks that no budget counted: 4 MB for each of 10,000."""
+    chunks: list[None] = []
+    whole, waits = streamed(filled(100), rpc_pb2.RangeRequest(**ALL), lambda: chunks.append(None), cycle((False, True)))
+    assert (len(whole.kvs), waits) == (100, 2 * len(chunks))
 
 
 def test_values_that_grow_do_not_make_huge_chunks() -> None:

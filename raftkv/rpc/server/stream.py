@@ -95,11 +95,19 @@ class StreamCall(ServerCall):
         """Pass every request message to ``listener`` as it arrives; ``receive`` then waits for the end."""
         self.inbox.deliver_to(listener)
 
+    @property
+    def has_room(self) -> bool:
+        """Whether ``send`` would not wait; true at the end of the call."""
+        return self._state != OPEN or self._carrier.account.has_room(self.send_buffer_size)
+
+    async def wait_for_room(self) -> None:
+        """Wait for space in this stream's send buffer. Make large messages afterwards: what waits is not counted."""
+        while not self.has_room:
+            await self._wait_drained()
+
     async def send(self, message: bytes) -> None:
         """Queue a response message, after waiting for space in this stream's send buffer."""
-        account = self._carrier.account
-        while self._state == OPEN and not account.has_room(self.send_buffer_size):
-            await self._wait_drained()
+        await self.wait_for_room()
         if self._state == OPEN:
             self.send_nowait(message)
         else:

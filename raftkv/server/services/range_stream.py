@@ -6,6 +6,7 @@ response of Range. Chunk sizes are adjusted towards ``max-request-bytes``, as in
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from typing import Final
 
@@ -88,14 +89,28 @@ class RangeStreamService:
         while True:
             selection = Selection(limit=min(keys_max, limit), keys_only=request.keys_only, counts=False)
             page = partial(self._page, key, request.range_end, selection, revision)
-            kvs = await self._responder.slices.result(page, keys_max, queue_of_call(call)) if limit else []
+            kvs = await self._read(call, page, keys_max) if limit else []
             limit -= len(kvs)
             if limit <= 0 or not kvs or not request.range_end:
                 return kvs
-            chunk = wire.range_body(kvs, False, 0)
-            await call.send(wire.field(1, chunk))
             key = key_of(kvs[-1]) + b"\0"
-            keys_max = keys_max * 2 if len(chunk) * 2 <= self._chunk_bytes else max(1, keys_max // 2)
+            message = wire.field(1, wire.range_body(kvs, False, 0))
+            keys_max = keys_max * 2 if len(message) * 2 <= self._chunk_bytes else max(1, keys_max // 2)
+            del kvs
+            await call.send(message)
+            del message
+
+    async def _read(self, call: StreamCall, page: Callable[[], Work[list[bytes]]], keys_max: int) -> list[bytes]:
+        """Read when the client has room for it, which other streams may take before the turn of this read comes."""
+
+        def work() -> Work[list[bytes] | None]:
+            return (yield from page()) if call.has_room else None
+
+        while True:
+            await call.wait_for_room()
+            kvs = await self._responder.slices.result(work, keys_max, queue_of_call(call))
+            if kvs is not None:
+                return kvs
 
     def _page(self, key: bytes, range_end: bytes, selection: Selection, revision: int) -> Work[list[bytes]]:
         """Return the next keys, until there are enough or they are large.

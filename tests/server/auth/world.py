@@ -275,6 +275,11 @@ class Call:
         except RpcError as error:
             self.abort(error)
 
+    has_room = True
+
+    async def wait_for_room(self) -> None:
+        """There is always room."""
+
     async def send(self, message: bytes) -> None:
         """See ``StreamCall``."""
         self.answers.append(message)
