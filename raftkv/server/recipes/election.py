@@ -14,14 +14,14 @@ import asyncio
 from typing import Final
 
 from raftkv import errors
-from raftkv.pb import election_pb2, kv_pb2, rpc_pb2
+from raftkv.pb import election_pb2, rpc_pb2
 from raftkv.pb.services import SERVICES
 from raftkv.replica.node.leadership import LeaderGuard
 from raftkv.rpc.server.calls import ServerCall, UnaryCall
 from raftkv.rpc.server.server import Server
 from raftkv.rpc.server.stream import StreamCall
 from raftkv.rpc.shares import identity_of, queue_of_call
-from raftkv.server.recipes.local_client import LocalWatch, Recipe, created_at, deletion, prefix_end
+from raftkv.server.recipes.local_client import Change, LocalWatch, Recipe, created_at, deletion, prefix_end
 from raftkv.server.recipes.lock import LEASE_TTL_S, Queue, QueueEntry
 
 # -- observer -------------------------------------------------------------------------------------------------------
@@ -34,8 +34,8 @@ from raftkv.server.recipes.lock import LEASE_TTL_S, Queue, QueueEntry
 # Invariants
 # - The leader at the end of each revision that changed the election is sent, so nothing is left out or sent twice,
 #   however late the changes are read. (etcd reads again after each resignation, and may skip a short-lived leader.)
-# - For a client that does not read, the cost is what ``LocalWatch`` keeps. If the history that it still needs is
-#   compacted meanwhile, it continues with the current state.
+# - For a client that does not read, the cost is what ``LocalWatch`` keeps: no keys and no values. If the history that
+#   it still needs is compacted meanwhile, it continues with the current state.
 #
 
 
@@ -52,7 +52,7 @@ class Observer:
         self._recipe = recipe
         self._prefix = name + b"/"
         self._call = call
-        self._sent = (b"", 0)
+        self._sent: Change | None = None
         self._watch: LocalWatch | None = None
         self._error: errors.StatusError | None = None
 
@@ -78,8 +78,7 @@ class Observer:
 
     async def _observe(self) -> None:
         """Send the current leader and its successors; returns if history was compacted before it was read."""
-        revision, leader = await self._recipe.oldest(self._prefix, queue_of_call(self._call))
-        await self._send(revision, leader)
+        revision = await self._send_leader()
         if self._error is not None:
             raise self._error
         recipe, prefix = self._recipe, self._prefix
@@ -95,28 +94,37 @@ class Observer:
 
     async def _follow(self, watch: LocalWatch) -> None:
         while True:
-            response = await watch.next()
-            # The response of a watch that is behind may have several revisions.
-            for event in response.events:
-                if self._may_change_leader(event.kv.key):
-                    revision = event.kv.mod_revision
-                    _, leader = await self._recipe.oldest(self._prefix, queue_of_call(self._call), revision)
-                    await self._send(revision, leader)
+            # The changes of a watch that is behind may have several revisions.
+            for key_hash, revision in await watch.next():
+                if self._may_change_leader(key_hash):
+                    await self._send_leader(revision)
 
-    def _may_change_leader(self, key: bytes) -> bool:
-        """Return whether an event of this key matters: while there is a leader, changes of other candidates do not."""
-        leader, _ = self._sent
-        return not leader or leader == key
+    def _may_change_leader(self, key_hash: int) -> bool:
+        """Return whether a change of a key may matter: while there is a leader, those of other candidates do not."""
+        return self._sent is None or self._sent[0] == key_hash
 
-    async def _send(self, revision: int, kv: kv_pb2.KeyValue | None) -> None:
-        """Send the leader at a revision, unless it was sent last."""
-        leader = (kv.key, kv.mod_revision) if kv is not None else (b"", 0)
-        if leader == self._sent:
-            return
-        self._sent = leader
-        self._recipe.check_reads_on(self._call, self._prefix)
-        if kv is not None:
-            await self._call.send(self._recipe.answer(revision, election_pb2.LeaderResponse(kv=kv)))
+    async def _send_leader(self, revision: int = 0) -> int:
+        """Send the leader at a revision, unless it was sent last; it is read when the client has room for it.
+
+        Arguments:
+            revision: revision to read at; 0: the current one.
+
+        Returns:
+            the current revision of the store.
+        """
+        while True:
+            await self._call.wait_for_room()
+            now, kv = await self._recipe.oldest(self._prefix, queue_of_call(self._call), revision)
+            if self._call.has_room:
+                break
+            del kv
+        sent = (hash(kv.key), kv.mod_revision) if kv is not None else None
+        if sent != self._sent:
+            self._sent = sent
+            self._recipe.check_reads_on(self._call, self._prefix)
+            if kv is not None:
+                await self._call.send(self._recipe.answer(revision or now, election_pb2.LeaderResponse(kv=kv)))
+        return now
 
 
 _METHODS: Final = SERVICES["v3electionpb.Election"]
@@ -154,7 +162,7 @@ class ElectionService:
         """
         lease_id = await self._recipe.lease(call, request.lease, LEASE_TTL_S)
         entry = await self._queue.enter(call, request.name, lease_id, request.value)
-        if entry.value != request.value:
+        if not entry.has_value:
             await self._proclaim_or_resign(call, entry, lease_id, request.value)
         if not entry.is_first and await self._queue.wait_turn(entry) is None:
             raise errors.ElectionNotLeaderError

@@ -436,15 +436,19 @@ def refusal(error: errors.StatusError) -> RpcError:
 # A watch inside this process: a client's watch stream without a connection to the hub.
 #
 #     watch = LocalWatch(hub, b"name/", b"name0", 8, recipe.soon, identity)
-#     response = await watch.next()          # rpc_pb2.WatchResponse with events
+#     changes = await watch.next()           # hashes of keys, and revisions
 #     watch.close()
 #
 # ``LocalWatch`` plays the call of a ``WatchStream``, so it has every guarantee of clients: order, no gaps, catching up
 # from history. Unread responses count as unsent bytes: beyond a limit the watch falls behind and is served from history
-# later, so an idle reader costs a bounded amount of memory.
+# later. There may be thousands of idle readers, and keys may be long, so only their hashes wait.
 
 _MESSAGE_MAX_BYTES: Final = 2**31 - 1
-_RESPONSE_OVERHEAD_BYTES: Final = 64
+RESPONSE_BYTES: Final = 8 * 1024
+"""What an unread response counts as: after 32 of them a watch falls behind."""
+
+Change = tuple[int, int]
+"""Hash of a key, and the revision that changed it."""
 
 
 class LocalWatch:
@@ -472,14 +476,13 @@ class LocalWatch:
         self._assembler = MessageAssembler(_MESSAGE_MAX_BYTES)
         self._error: errors.StatusError | None = None
         self._on_room: Callable[[], None] | None = None
-        self._queue: deque[tuple[int, bytes]] = deque()
-        self._queued_bytes = 0
+        self._queue: deque[list[Change] | errors.StatusError] = deque()
         self._stream = WatchStream(hub, self, 0, self.fail, identity=identity)
-        create = rpc_pb2.WatchCreateRequest(key=key, range_end=range_end, start_revision=start_revision)
+        create = rpc_pb2.WatchCreateRequest(key=key, range_end=range_end, start_revision=start_revision, keys_only=True)
         self._stream.receive(rpc_pb2.WatchRequest(create_request=create).SerializeToString())
 
-    async def next(self) -> rpc_pb2.WatchResponse:
-        """Return the next response with events.
+    async def next(self) -> list[Change]:
+        """Return the next changes, in order.
 
         Raises:
             CompactedError: history that was not received yet is gone.
@@ -491,20 +494,13 @@ class LocalWatch:
                     raise self._error
                 self._arrived.clear()
                 await self._arrived.wait()
-            response = self._take()
-            if response.canceled and not response.compact_revision:
-                raise errors.TooManyRequestsError(response.cancel_reason)
-            if response.canceled:
-                raise errors.CompactedError(response.compact_revision)
-            if response.events:
+            response = self._queue.popleft()
+            if self._on_room is not None:
+                self._on_room()
+            if isinstance(response, errors.StatusError):
+                raise response
+            if response:
                 return response
-
-    def _take(self) -> rpc_pb2.WatchResponse:
-        size_bytes, message = self._queue.popleft()
-        self._queued_bytes -= size_bytes
-        if self._on_room is not None:
-            self._on_room()
-        return rpc_pb2.WatchResponse.FromString(message)
 
     def fail(self, error: errors.StatusError) -> None:
         """End the watch. ``next`` raises the error after the earlier responses are taken."""
@@ -520,13 +516,13 @@ class LocalWatch:
 
     @property
     def send_buffer_size(self) -> int:
-        """Unread bytes."""
-        return self._queued_bytes
+        """Unread bytes, roughly."""
+        return RESPONSE_BYTES * len(self._queue)
 
     @property
     def connection_send_buffer_size(self) -> int:
         """Unread bytes: there is no connection other than this stream."""
-        return self._queued_bytes
+        return self.send_buffer_size
 
     @property
     def crowded(self) -> bool:
@@ -536,9 +532,13 @@ class LocalWatch:
     def send_frames_nowait(self, frames: bytes, count: int) -> None:
         """Take responses."""
         for message in self._assembler.feed(frames):
-            size_bytes = len(message) + _RESPONSE_OVERHEAD_BYTES
-            self._queued_bytes += size_bytes
-            self._queue.append((size_bytes, message))
+            response = rpc_pb2.WatchResponse.FromString(message)
+            if not response.canceled:
+                self._queue.append([(hash(event.kv.key), event.kv.mod_revision) for event in response.events])
+            elif response.compact_revision:
+                self._queue.append(errors.CompactedError(response.compact_revision))
+            else:
+                self._queue.append(errors.TooManyRequestsError(response.cancel_reason))
         self._soon(self._arrived.set)
 
     def on_room(self, callback: Callable[[], None] | None) -> None:

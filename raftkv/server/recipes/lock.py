@@ -61,7 +61,7 @@ class QueueEntry:
         key: key of the entry.
         create_revision: create revision of the key; the fencing token.
         revision: revision of the store when the entry was created or found.
-        value: value of the key then.
+        has_value: whether the key had the requested value then.
         is_first: whether no entry was before it then.
         identity: identity of the waiting call.
         deleter: caller in whose name the key is deleted if the call ends before its turn: this member if the call has
@@ -71,7 +71,7 @@ class QueueEntry:
     key: bytes
     create_revision: int
     revision: int
-    value: bytes
+    has_value: bool
     is_first: bool
     identity: Identity
     deleter: Caller | None = MEMBER
@@ -121,10 +121,10 @@ class Queue:
         revision, response = await self._recipe.txn(call, _enter_request(prefix, key, lease_id, value), undo)
         owner = response.responses[1].response_range.kvs[0]
         if response.succeeded:
-            return QueueEntry(key, revision, revision, value, owner.create_revision == revision, identity)
+            return QueueEntry(key, revision, revision, True, owner.create_revision == revision, identity)
         found = response.responses[0].response_range.kvs[0]
         is_first = owner.create_revision == found.create_revision
-        return QueueEntry(key, found.create_revision, revision, found.value, is_first, identity, call.caller)
+        return QueueEntry(key, found.create_revision, revision, found.value == value, is_first, identity, call.caller)
 
     async def wait_turn(self, entry: QueueEntry) -> int | None:
         """Wait until no entry is before this one. Returns the revision that confirms it; None: this entry is lost.

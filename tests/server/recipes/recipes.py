@@ -246,6 +246,15 @@ class Spectator:
     def send_headers(self) -> None:
         """See ``StreamCall``."""
 
+    @property
+    def has_room(self) -> bool:
+        """See ``StreamCall``."""
+        return self.reads.is_set()
+
+    async def wait_for_room(self) -> None:
+        """See ``StreamCall``."""
+        await self.reads.wait()
+
     async def send(self, message: bytes) -> None:
         """Note revision, key and value of a leader."""
         await self.reads.wait()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import tracemalloc
 from itertools import pairwise
 
 import pytest
@@ -12,7 +13,7 @@ from raftkv.loop.fair import Identity
 from raftkv.pb import election_pb2
 from raftkv.replica.watch.stream import QUEUED_MAX_BYTES
 from raftkv.rpc.status import Code, RpcError
-from raftkv.server.recipes.local_client import CALLED_AT_ONCE, CONFIRMED_AT_ONCE
+from raftkv.server.recipes.local_client import CALLED_AT_ONCE, CONFIRMED_AT_ONCE, RESPONSE_BYTES
 from tests.server.recipes.recipes import RecipeMember, quiet
 
 
@@ -101,6 +102,48 @@ async def test_observer_reads_only_leader_changes(member: RecipeMember, monkeypa
     task.cancel()
 
 
+async def test_a_leader_is_read_when_the_observer_has_room_for_it(member, monkeypatch):
+    leader = await _elected(member, 10, b"1")
+    spectator, task = member.observe(b"e")
+    await member.settle()
+    spectator.reads.clear()
+    looked: list[int] = []
+    oldest = member.recipe.oldest
+
+    def counted(prefix: bytes, queue: Identity, revision: int = 0) -> object:
+        looked.append(revision)
+        return oldest(prefix, queue, revision)
+
+    monkeypatch.setattr(member.recipe, "oldest", counted)
+    revisions = [member.put(leader.key, b"%d" % number, lease=10) for number in range(3)]
+    await member.settle()
+    assert looked == []
+    spectator.reads.set()
+    await member.settle()
+    assert looked == revisions
+    assert [revision for revision, _, _ in spectator.sent[1:]] == revisions
+    task.cancel()
+
+
+async def test_calls_that_wait_keep_no_values(member: RecipeMember) -> None:
+    """10,000 of one connection had 1.4 MB each that no budget counted."""
+    size_bytes, count = 100_000, 20
+    for key, lease in ((b"e/a", 10), (b"e/b", 11)):
+        member.put(key, bytes(size_bytes), lease=lease)
+    tracemalloc.start()
+    observers = [member.observe(b"e") for _ in range(count)]
+    waits = [member.lock(b"e", 11) for _ in range(count)]
+    await member.settle()
+    for spectator, _ in observers:
+        assert len(spectator.sent.pop()[2]) == size_bytes
+    kept_bytes, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert kept_bytes < count * size_bytes / 2
+    for task in (*waits, *(task for _, task in observers)):
+        assert not task.done()
+        task.cancel()
+
+
 async def _slow_observer(member: RecipeMember, proclamations: int) -> list[tuple[int, bytes, bytes]]:
     """An observer that reads nothing until so much was proclaimed that it had to fall behind; what it is sent."""
     leader = await _elected(member, 10, b"0")
@@ -121,7 +164,7 @@ async def _slow_observer(member: RecipeMember, proclamations: int) -> list[tuple
 
 
 async def test_an_observer_that_fell_behind_misses_nothing(member: RecipeMember) -> None:
-    assert QUEUED_MAX_BYTES < 60 * 20_000
+    assert QUEUED_MAX_BYTES < 60 * RESPONSE_BYTES
     sent = await _slow_observer(member, 60)
     assert [revision for revision, _, _ in sent] == list(range(2, 63))
     assert [value[:2] for _, _, value in sent[1:4]] == [b"11", b"22", b"33"]

@@ -12,7 +12,7 @@ from tests.server.recipes.recipes import RecipeMember, quiet
 
 
 async def _revisions(watch: LocalWatch) -> list[int]:
-    return [event.kv.mod_revision for event in (await watch.next()).events]
+    return [revision for _, revision in await watch.next()]
 
 
 async def test_watch_sends_history_then_new_events(member: RecipeMember) -> None:
