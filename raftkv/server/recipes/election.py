@@ -121,7 +121,7 @@ class Observer:
         sent = (hash(kv.key), kv.mod_revision) if kv is not None else None
         if sent != self._sent:
             self._sent = sent
-            self._recipe.check_reads_on(self._call, self._prefix)
+            self._recipe.check_on(self._call, self._prefix)
             if kv is not None:
                 await self._call.send(self._recipe.answer(revision or now, election_pb2.LeaderResponse(kv=kv)))
         return now
@@ -164,7 +164,7 @@ class ElectionService:
         entry = await self._queue.enter(call, request.name, lease_id, request.value)
         if not entry.has_value:
             await self._proclaim_or_resign(call, entry, lease_id, request.value)
-        if not entry.is_first and await self._queue.wait_turn(entry) is None:
+        if not entry.is_first and await self._queue.wait_turn(call, entry) is None:
             raise errors.ElectionNotLeaderError
         leader = election_pb2.LeaderKey(name=request.name, key=entry.key, rev=entry.create_revision, lease=lease_id)
         return self._recipe.answer(entry.revision, election_pb2.CampaignResponse(leader=leader))
@@ -226,7 +226,7 @@ class ElectionService:
         await self._recipe.confirm(queue)
         prefix = request.name + b"/"
         revision, kv = await self._recipe.oldest(prefix, queue)
-        self._recipe.check_reads_on(call, prefix)
+        self._recipe.check_on(call, prefix)
         if kv is None:
             raise errors.ElectionNoLeaderError
         return self._recipe.answer(revision, election_pb2.LeaderResponse(kv=kv))

@@ -29,6 +29,7 @@ from typing import Any, Final
 from raftkv import errors
 from raftkv.apply import check, ranges, txn
 from raftkv.apply.applier import Outcome
+from raftkv.apply.auth.rights import Rights
 from raftkv.apply.wire import MEMBER, Caller, Kind, PlainGet
 from raftkv.loop.fair import MEMBER as MEMBER_WORK
 from raftkv.loop.limiter import Limiter
@@ -298,9 +299,20 @@ class Recipe:
             key, _ = next(chain(reads, writes))
             throttle.admit(call, 0, PlainGet(key, False))
 
-    def check_reads_on(self, call: ServerCall, prefix: bytes) -> None:
-        """Refuse to send a call more keys below a prefix if it may no longer read them. Raises as ``Rights``."""
-        self.responder.check_on(call, lambda rights, caller: rights.check_read(caller, prefix, prefix_end(prefix)))
+    def check_on(self, call: ServerCall, prefix: bytes, key: bytes = b"") -> None:
+        """Refuse to answer a call that waited if it may no longer read all keys below a prefix, or write a key.
+
+        Arguments:
+            call: call to answer.
+            prefix, key: ends with a slash; empty: none. Raises as ``Rights``.
+        """
+
+        def check(rights: Rights, caller: Caller | None) -> None:
+            rights.check_read(caller, prefix, prefix_end(prefix))
+            if key:
+                rights.check_write(caller, key, b"")
+
+        self.responder.check_on(call, check)
 
     # -- reading -----------------------------------------------------------------------------------------------------
 

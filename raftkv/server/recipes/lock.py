@@ -126,17 +126,20 @@ class Queue:
         is_first = owner.create_revision == found.create_revision
         return QueueEntry(key, found.create_revision, revision, found.value == value, is_first, identity, call.caller)
 
-    async def wait_turn(self, entry: QueueEntry) -> int | None:
+    async def wait_turn(self, call: ServerCall, entry: QueueEntry) -> int | None:
         """Wait until no entry is before this one. Returns the revision that confirms it; None: this entry is lost.
 
-        If the caller leaves meanwhile, the entry is deleted, so that no other caller waits for it. An entry that was
-        found, not created, is deleted only if the caller may still do so.
+        If the caller leaves meanwhile, or loses its right, the entry is deleted, so that no other caller waits for it.
+        An entry that was found, not created, is deleted only if the caller may still do so.
 
         Raises:
             StoppedError: the member stops.
+            StatusError: as in ``Rights``.
         """
         try:
-            return await self._wait_turn(entry)
+            revision = await self._wait_turn(entry)
+            self._recipe.check_on(call, entry.prefix, entry.key)
+            return revision
         except BaseException:
             self._recipe.delete_if_same(entry.key, entry.create_revision, entry.identity, entry.deleter)
             raise
@@ -240,7 +243,7 @@ class LockService:
         """
         lease_id = await self._recipe.lease(call, request.lease, LEASE_TTL_S)
         entry = await self._queue.enter(call, request.name, lease_id)
-        revision = entry.revision if entry.is_first else await self._queue.wait_turn(entry)
+        revision = entry.revision if entry.is_first else await self._queue.wait_turn(call, entry)
         if revision is None:
             raise errors.SessionExpiredError
         return self._recipe.answer(

@@ -234,6 +234,7 @@ class Responder:
             return
         caller, revision = call.caller, self.auth.revision
         if caller is None or caller.auth_revision != revision:
+            self.caller_of(call)
             self.applier.rights.check_known(caller)
             check(self.applier.rights, None if caller is None else Caller(caller.user, revision))
 
