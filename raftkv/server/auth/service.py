@@ -251,6 +251,7 @@ class AuthService:
 
     def _user_get(self, request: rpc_pb2.AuthUserGetRequest, caller: Caller | None) -> rpc_pb2.AuthUserGetResponse:
         name = request.name.encode()
+        self._rights.check_known(caller)
         if caller is None or caller.user != name:
             self._rights.check_root(caller)
         user = self._auth.users.get(name)
@@ -263,6 +264,7 @@ class AuthService:
         return Listing(lambda: list(self._auth.users), len(self._auth.users), _name, is_sorted=False)
 
     def _role_get(self, request: rpc_pb2.AuthRoleGetRequest, caller: Caller | None) -> Listing:
+        self._rights.check_known(caller)
         if caller is None or not self._auth.has_role(caller.user, request.role):
             self._rights.check_root(caller)
         role = self._auth.roles.get(request.role)
