@@ -107,24 +107,27 @@ async def downgrade(responder: Responder, request: rpc_pb2.DowngradeRequest, cal
     """
     # As in etcd, where the version of the cluster changes some time after the answer.
     version = responder.applier.downgrade.cluster_version
-    wanted = await _wanted(responder, request)
+    wanted = await _wanted(responder, request, call)
     if wanted is not None:
         with contextlib.suppress(errors.NoInflightDowngradeError):
             await responder.propose_versioned(Kind.DOWNGRADE, wanted, call.caller, identity_of(call))
     return responder.answer(rpc_pb2.DowngradeResponse(version=version.removesuffix(".0")))
 
 
-async def _wanted(responder: Responder, request: rpc_pb2.DowngradeRequest) -> rpc_pb2.DowngradeInfo | None:
+async def _wanted(
+    responder: Responder, request: rpc_pb2.DowngradeRequest, call: UnaryCall
+) -> rpc_pb2.DowngradeInfo | None:
     """Return the new job; None: nothing changes."""
     known = responder.applier.downgrade
-    if request.action == _Action.CANCEL:
-        await responder.node.confirm_read()
-        return rpc_pb2.DowngradeInfo() if known.info.enabled else None
-    if request.action not in (_Action.ENABLE, _Action.VALIDATE):
+    if request.action in (_Action.ENABLE, _Action.VALIDATE):
+        _parse(request.version)
+    elif request.action != _Action.CANCEL:
         raise errors.StatusError("etcdserver: unknown method")
-    _parse(request.version)
     # A job that another member has just begun counts.
     await responder.node.confirm_read()
+    responder.check_again(call, Rights.check_root)
+    if request.action == _Action.CANCEL:
+        return rpc_pb2.DowngradeInfo() if known.info.enabled else None
     target = check_target(request.version, known.cluster_version)
     if known.info.enabled:
         raise errors.DowngradeInProcessError
