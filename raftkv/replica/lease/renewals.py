@@ -177,7 +177,7 @@ class Renewals:
         batch, self._in_flight = self._in_flight, []
         if error is None:
             self._times.note_logged(lease_ids, proposed_at)
-            self._answer_logged(batch)
+            self._answer_logged(self._admit(batch))
         elif isinstance(error, errors.LeaderChangedError):
             self._retry(batch)
         else:
