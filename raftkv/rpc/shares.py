@@ -34,6 +34,7 @@ Every budget of a member, and how it is shared:
     tokens           count              taken back: an old one of the user with most     ``server/auth/simple_tokens``
     proposals        bytes, and calls   not taken back: they may be in the log already ``replica/node/proposals``
     keep-alives      that wait          not taken back: as proposals                   ``server/streams/keep_alives``
+    graces           leases by stream   not taken back: their leases end with their TTL        ``replica/lease/graces``
     leases           count              not taken back: keys hang on them                      ``replica/lease/lessor``
 
 Not shared, since only root or members ask for them: waiting membership changes, snapshot streams, messages between

@@ -26,9 +26,11 @@ from typing import Final
 
 from raftkv.apply.leases import TTL_MAX_S
 from raftkv.apply.wire import Caller
+from raftkv.rpc.shares import Identity, Shares
 
-KEPT_MAX: Final = 100_000
-"""Maximum number of leases with a grace per stream; further ones end with their TTL."""
+KEPT_MAX: Final = 200_000
+"""Leases that the streams of one identity keep here, each counted for each stream, 200 bytes or more; further ones end
+with their TTL. Another seventh is for all other identities together."""
 
 
 GRACE_MAX_MS: Final = 1000 * TTL_MAX_S
@@ -67,13 +69,20 @@ class Graces:
         self._clock = clock
         self._report = report
         self._keepers: dict[int, dict[Hashable, ConnectionLost]] = {}
-        self._kept: dict[Hashable, set[int]] = {}
+        self._kept: dict[Hashable, tuple[Identity, set[int]]] = {}
+        self.shares = Shares(KEPT_MAX)
 
     def __len__(self) -> int:
         return len(self._keepers)
 
     def answered(
-        self, stream: Hashable, lease_id: int, grace_ms: int, ttl_s: int, caller: Caller | None = None
+        self,
+        stream: Hashable,
+        lease_id: int,
+        grace_ms: int,
+        ttl_s: int,
+        caller: Caller | None = None,
+        identity: Identity = "",
     ) -> None:
         """Record an answered keep-alive.
 
@@ -82,21 +91,25 @@ class Graces:
             lease_id, ttl_s: values of the answer.
             grace_ms: requested grace; 0 or less: none.
             caller: owner of the lease; ``None``: unknown.
+            identity: in whose share the stream counts.
         """
         keepers = self._keepers.get(lease_id)
         if keepers is None and grace_ms <= 0:
             return  # nearly all keep-alives
         if ttl_s > 0:
             grace_s = min(grace_ms, GRACE_MAX_MS) / 1000
-            self._remember(stream, ConnectionLost(lease_id, grace_s, self._clock(), caller))
+            self._remember(stream, ConnectionLost(lease_id, grace_s, self._clock(), caller), identity)
 
-    def _remember(self, stream: Hashable, entry: ConnectionLost) -> None:
+    def _remember(self, stream: Hashable, entry: ConnectionLost, identity: Identity) -> None:
         # Also without a grace: this stream then only prevents reports for other streams with the same lease.
-        kept = self._kept.setdefault(stream, set())
-        if len(kept) < KEPT_MAX:
+        identity, kept = self._kept.get(stream) or (identity, set())
+        if entry.lease_id not in kept:
+            if not self.shares.has_room(identity, 1):
+                return
+            self.shares.take(identity, 1)
             kept.add(entry.lease_id)
-        if entry.lease_id in kept:
-            self._keepers.setdefault(entry.lease_id, {})[stream] = entry
+            self._kept[stream] = identity, kept
+        self._keepers.setdefault(entry.lease_id, {})[stream] = entry
 
     def stream_ended(self, stream: Hashable, *, severed: bool) -> None:
         """Forget a stream; if its connection broke, report the leases that no other stream keeps.
@@ -105,9 +118,10 @@ class Graces:
             stream: stream of keep-alives.
             severed: whether its connection broke, so that its client could not end it.
         """
-        kept = self._kept.pop(stream, None)
-        if kept is None:
+        identity, kept = self._kept.pop(stream, ("", set()))
+        if not kept:
             return  # nearly all streams
+        self.shares.give_back(identity, len(kept))
         lost = []
         for lease_id in kept:
             keepers = self._keepers[lease_id]
@@ -122,4 +136,6 @@ class Graces:
     def lease_ended(self, lease_id: int) -> None:
         """Forget a lease."""
         for stream in self._keepers.pop(lease_id, ()):
-            self._kept[stream].discard(lease_id)
+            identity, kept = self._kept[stream]
+            kept.discard(lease_id)
+            self.shares.give_back(identity, 1)

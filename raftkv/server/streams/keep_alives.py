@@ -159,7 +159,7 @@ class KeepAliveStream:
             grace_ms: requested grace in milliseconds.
         """
         if not self._ended:
-            self._service.graces.answered(self, lease_id, grace_ms, ttl_s, self._call.caller)
+            self._service.graces.answered(self, lease_id, grace_ms, ttl_s, self._call.caller, self._identity)
 
     def released(self) -> None:
         """End: the call is over. The grace does not begin if the client had sent all its requests before it left."""

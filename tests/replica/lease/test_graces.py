@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-from raftkv.replica.lease import graces
 from raftkv.replica.lease.graces import ConnectionLost, Graces
 
 
@@ -16,8 +15,8 @@ class Kept:
         self.reported: list[ConnectionLost] = []
         self.graces = Graces(lambda: self.now, self.reported.extend)
 
-    def answered(self, stream: str, lease_id: int, grace_ms: int = 100, ttl_s: int = 5) -> None:
-        self.graces.answered(stream, lease_id, grace_ms, ttl_s)
+    def answered(self, stream: str, lease_id: int, grace_ms: int = 100, ttl_s: int = 5, user: bytes = b"") -> None:
+        self.graces.answered(stream, lease_id, grace_ms, ttl_s, identity=user)
 
     def ended(self, stream: str, severed: bool = True) -> list[int]:
         """Leases reported because of it."""
@@ -69,12 +68,17 @@ def test_ended_lease_is_forgotten() -> None:
     assert kept.ended("a") == [2]
 
 
-@pytest.mark.interpreted
-def test_a_stream_has_a_bounded_number_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(graces, "KEPT_MAX", 2)
+def test_streams_of_an_identity_keep_a_bounded_number_of_them() -> None:
+    """Each stream had a limit of its own: 10,000 streams of one connection kept 2 GB for 1,000 leases."""
     kept = Kept()
-    for lease_id in (1, 2, 3):
-        kept.answered("a", lease_id)
-    kept.answered("b", 3)
-    assert kept.ended("b") == [3], "the other does not count as keeping it"
-    assert kept.ended("a") == [1, 2]
+    kept.graces.shares.limit = 8
+    for number in range(12):
+        for lease_id in (1, 2, 3):
+            kept.answered(f"a{number}", lease_id, user=b"mallory")
+    assert kept.graces.shares.held == {b"mallory": 8}
+    kept.answered("b", 3, user=b"bob")
+    assert [kept.ended(f"a{number}") for number in range(11, -1, -1)] == [[]] * 11 + [[1, 2]]
+    kept.answered("b", 4, user=b"bob")
+    kept.graces.lease_ended(4)
+    assert kept.ended("b") == [3]
+    assert kept.graces.shares.held == {}
