@@ -1,7 +1,7 @@
 """Resolves a path given to raftkvutl, and checks whether a member uses it.
 
-Finds the log and the database of a data directory, and checks the locks: a member holds an exclusive lock on
-``wal/lock``, and LMDB a shared one on the first byte of ``db-lock`` while a process has the database open.
+Finds the log and the database of a data directory, and checks the locks: a member holds an exclusive lock on ``wal``
+and on ``wal/lock``, and LMDB a shared one on the first byte of ``db-lock`` while a process has the database open.
 Invariant: a check creates no files. A wrong path is a ``StorageError`` with one line.
 """
 
@@ -10,7 +10,7 @@ from __future__ import annotations
 import fcntl
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 from raftkv.errors import StorageError
@@ -77,19 +77,12 @@ def held(data_dir: str) -> Iterator[Path]:
         StorageError: the path is not a data directory, or a member uses it.
     """
     database = database_of(data_dir)
-    lock = os.path.join(data_dir, "member", "wal", LOCK_NAME)
-    if not os.path.exists(lock):  # the log is elsewhere: a member that starts with it waits for the database
-        with _closed(database):
-            yield database
-        return
-    descriptor = os.open(lock, os.O_RDWR | os.O_CLOEXEC)
-    try:
-        if not _locked(descriptor):
+    # If the log is elsewhere, a member that starts with it waits for the database.
+    with _locked(os.path.join(data_dir, "member", "wal")) as is_free:
+        if not is_free:
             raise _running(data_dir)
         with _closed(database):
             yield database
-    finally:
-        os.close(descriptor)
 
 
 def is_running(log: str) -> bool:
@@ -98,22 +91,24 @@ def is_running(log: str) -> bool:
     Arguments:
         log: directory of the log.
     """
-    try:
-        descriptor = os.open(os.path.join(log, LOCK_NAME), os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-    except OSError:
-        return False
-    try:
-        return not _locked(descriptor)
-    finally:
-        os.close(descriptor)
+    with _locked(log) as is_free:
+        return not is_free
 
 
-def _locked(descriptor: int) -> bool:
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
+@contextmanager
+def _locked(log: str) -> Iterator[bool]:
+    """Lock the directory of a log and its lock file, where they exist, for the block; yield whether both were free."""
+    is_free = True
+    with ExitStack() as opened:
+        for path in (log, os.path.join(log, LOCK_NAME)):
+            with suppress(OSError):
+                descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+                opened.callback(os.close, descriptor)
+                try:
+                    fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                except BlockingIOError:
+                    is_free = False
+        yield is_free
 
 
 def refuse_running(database: Path) -> None:

@@ -105,7 +105,9 @@ class Disk(Protocol):
         """Return the names in a directory, in any order."""
 
     def lock(self, path: str) -> int:
-        """Create or open ``path`` and lock it exclusively for this descriptor; ``BlockingIOError`` if it is locked."""
+        """Open a directory, or create or open a file, and lock it exclusively for this descriptor; ``BlockingIOError``
+        if it is locked.
+        """
 
     def create(self, path: str) -> int:
         """Create a new file, mode 0600, open for reading and writing; an existing file of that name is replaced."""
@@ -175,10 +177,14 @@ class RealDisk:
 
     def lock(self, path: str) -> int:
         """Implement ``Disk.lock`` with ``flock``, which the kernel releases however the process ends."""
-        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, FILE_MODE)
+        is_directory = os.path.isdir(path)
+        fd = os.open(path, os.O_CLOEXEC | (os.O_RDONLY if is_directory else os.O_RDWR | os.O_CREAT), FILE_MODE)
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BaseException:
+        except BaseException as error:
+            # NFS locks no directory: the lock of the file must do there.
+            if is_directory and isinstance(error, OSError) and error.errno == errno.EBADF:
+                return fd
             os.close(fd)
             raise
         return fd

@@ -84,11 +84,11 @@ _NO_DESCRIPTOR: Final = (errno.EMFILE, errno.ENFILE)
 class WAL:
     """The open log of one member. Use ``create`` or ``open`` to get one, never the constructor."""
 
-    def __init__(self, disk: Disk, directory: str, lock_fd: int, metadata: bytes, segment_bytes: int) -> None:
+    def __init__(self, disk: Disk, directory: str, locks: tuple[int, int], metadata: bytes, segment_bytes: int) -> None:
         self._disk = disk
         self.directory = directory
         """Directory of the segments."""
-        self._lock_fd = lock_fd
+        self._locks = locks
         self._metadata = metadata
         self._segment_bytes = segment_bytes
         self.written_bytes = 0
@@ -618,7 +618,8 @@ class WAL:
             pass  # the next open removes the file
         if self._fd >= 0:
             self._disk.close(self._fd)
-        self._disk.close(self._lock_fd)
+        for fd in self._locks:
+            self._disk.close(fd)
 
     def _fail(self, step: str, error: BaseException) -> NoReturn:
         """Refuse all further calls because of ``error``."""
@@ -663,8 +664,14 @@ def _failure_named(step: str, directory: str) -> Iterator[None]:
         raise WALFailedError(f"cannot {step} the write-ahead log in {directory}: {explain(error)}") from error
 
 
-def _lock(disk: Disk, directory: str) -> int:
+def _lock(disk: Disk, directory: str) -> tuple[int, int]:
+    """Lock the lock file, which other versions and tools look at, and the directory, as the file may be deleted."""
     try:
-        return disk.lock(os.path.join(directory, LOCK_NAME))
+        of_file = disk.lock(os.path.join(directory, LOCK_NAME))
+        try:
+            return of_file, disk.lock(directory)
+        except BaseException:
+            disk.close(of_file)
+            raise
     except BlockingIOError as error:
         raise WALLockedError(f"the write-ahead log in {directory} is in use by another process") from error

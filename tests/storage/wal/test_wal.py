@@ -97,13 +97,17 @@ sys.stdin.read()
 """
 
 
-def test_two_processes_cannot_have_it_open(directory: str) -> None:
+@pytest.mark.parametrize("is_deleted", [False, True])
+def test_two_processes_cannot_have_it_open(directory: str, is_deleted: bool) -> None:
+    """Not even when an operator takes the lock file for a leftover."""
     WAL.create(directory, METADATA, segment_bytes=4096).close()
     command = [sys.executable, "-c", LOCK_HOLDER, directory]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as holder:
         assert holder.stdin is not None
         assert holder.stdout is not None
         assert holder.stdout.readline() == "open\n"
+        if is_deleted:
+            os.unlink(f"{directory}/lock")
         with pytest.raises(WALLockedError, match="in use by another process"):
             WAL.open(directory)
         holder.kill()
