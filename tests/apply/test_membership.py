@@ -215,7 +215,10 @@ def test_steps_differing_from_context_are_refused() -> None:
 
 @pytest.mark.parametrize(
     "text",
-    ["", "nonsense", "http://m1", "http://m1:port", "http://[::1:1", "http://a:1,http://b:1", " http://a:1", "\x00:1"],
+    [
+        *("", "nonsense", "http://m1", "http://m1:port", "http://[::1:1", "http://a:1,http://b:1", " http://a:1"),
+        *("\x00:1", "http://a:65536", "http://a:1/b", "http://[a:b:1", "http://[zz]:1", "http://[1.2.3.4]:1"),
+    ],
 )
 def test_urls_without_a_connectable_address_are_refused(text: str) -> None:
     """Only a faulty member proposes them: its own check comes before."""
@@ -223,6 +226,20 @@ def test_urls_without_a_connectable_address_are_refused(text: str) -> None:
     for kind in ("ADD", "UPDATE"):
         record = record_of([(kind, 3 if kind == "UPDATE" else 9, frozenset([text]), False)], None)
         assert isinstance(replica.apply(confchange.encode(conf_change_of(record))), errors.BadMemberURLsError)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("http://a:1", "HTTPS://a:", "unix://a:0", "http://:000080", "http://u:p@[::1]:1?x#y", "http://%c3%a4:65535"),
+        *("http://[fe80::1%25eth0]:1", "http://[::ffff:1.2.3.4]:1", "http://[::1%25]:1"),
+    ],
+)
+def test_urls_are_accepted_by_rules_that_no_release_of_python_changes(text: str, monkeypatch) -> None:
+    monkeypatch.setattr("raftkv.apply.membership.urlsplit", None, raising=False)
+    replica = Replica()
+    record = record_of([("ADD", 9, frozenset([text]), False)], None)
+    assert replica.apply(confchange.encode(conf_change_of(record))) is None
 
 
 @pytest.mark.parametrize("kind", [200, -1])
