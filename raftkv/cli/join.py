@@ -161,7 +161,8 @@ def _address_towards(endpoint: Endpoint) -> str:
     except (OSError, UnicodeError) as error:  # UnicodeError: an invalid host name
         why = (isinstance(error, OSError) and error.strerror) or error
         raise ConfigError(f"cannot find the way to {endpoint.text}: {why}") from None
-    return f"[{host}]" if ":" in host else host
+    # In a URL, the percent sign before the zone of a link-local address is escaped.
+    return f"[{host.replace('%', '%25')}]" if ":" in host else host
 
 
 def _complete(host: str, texts: dict[str, str]) -> None:

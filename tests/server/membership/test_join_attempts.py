@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 from pathlib import Path
+from unittest.mock import MagicMock
 
 import pytest
 
@@ -102,6 +104,18 @@ def test_advertised_urls_are_the_listened_ones_except_for_wildcards(tmp_path: Pa
     config = join.read_plan(words, {}).config
     assert config.initial_advertise_peer_urls == ("http://[fd00::5]:3380",)
     assert config.advertise_client_urls == ("http://127.0.0.1:3379", "unix:///run/raftkv.sock")
+
+
+def test_member_listens_on_the_link_local_address_that_reaches_the_cluster(tmp_path, monkeypatch):
+    """The percent sign before the zone is escaped in a URL, and was not."""
+
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: [(socket.AF_INET6, 2, 17, "", ("fe80::1", 2379, 0, 2))])
+    probe = MagicMock()
+    probe.return_value.__enter__.return_value.getsockname.return_value = ("fe80::2%eth0", 1, 0, 2)
+    monkeypatch.setattr(socket, "socket", probe)
+    words = ["http://[fe80::1%25eth0]:2379", "--data-dir", str(tmp_path), "--insecure-peers"]
+    config = join.read_plan(words, {}).config
+    assert config.initial_advertise_peer_urls == config.listen_peer_urls == ("http://[fe80::2%25eth0]:2380",)
 
 
 def test_a_peer_url_of_another_member_is_refused_at_once(tmp_path: Path) -> None:
