@@ -1,13 +1,16 @@
 """Directories of ``torch.distributed.checkpoint``: ``.metadata`` and ``__<rank>_<n>.distcp``, also of Lightning's FSDP.
 
-``.metadata`` is a pickle, which is not unpickled: the names of shards are found as bytes in it. It is written last, so
+``.metadata`` is a pickle, which is not unpickled: the names of shards are found as bytes in it, and the places of their
+items in its operations. It is written last, so
 a directory without it was left by a crash. A directory saved without collectives has ``__<rank>.metadata`` for each
 rank.
 """
 
 from __future__ import annotations
 
+import pickletools
 import re
+from contextlib import suppress
 from typing import Final
 
 from raftkv.checkpoint.errors import NotWhole
@@ -21,6 +24,7 @@ METADATA: Final = ".metadata"
 METADATA_MAX_BYTES: Final = 256 * 1024 * 1024
 """Maximum size of a ``.metadata`` that is searched for names: 33 MB are 900 tensors on 256 ranks."""
 _SHARD: Final = re.compile(rb"__\d{1,9}_\d{1,9}\.distcp")
+_FIELDS: Final = ("relative_path", "offset", "length")
 _OF_RANK: Final = re.compile(r"__(\d{1,9})\.metadata")
 
 
@@ -69,17 +73,50 @@ def _check_directory(candidate: Candidate, source: Source, base: str) -> None:
             source.uri, f"{where}__{missing_rank}{METADATA} is missing, and that of rank {max(ranks)} is there"
         )
     for metadata in listed:
-        named = _named_in(source, where + metadata)
-        missing = sorted(named - names)
+        data = _read(source, where + metadata)
+        missing = sorted({found.decode() for found in set(_SHARD.findall(data))} - names)
         if missing:
             raise NotWhole(source.uri, f"{where}{missing[0]} is missing, and {metadata} names it")
+        for shard, end in sorted(_ends(data).items()):
+            if (size := source.listing.files.get(where + shard, end)) < end:
+                raise NotWhole(source.uri, f"{where}{shard} is cut off after {size} of {end} bytes")
 
 
-def _named_in(source: Source, name: str) -> set[str]:
+def _read(source: Source, name: str) -> bytes:
     size = source.listing.files[name]
     if not 0 < size <= METADATA_MAX_BYTES:
         raise NotWhole(source.uri, f"{name} has {size} bytes: 1 to {METADATA_MAX_BYTES}")
     data = source.head(name, METADATA_MAX_BYTES)
     if not data.endswith(b"."):  # the last operation of every pickle
         raise NotWhole(source.uri, f"{name} is cut off after {size} bytes")
-    return {found.decode() for found in set(_SHARD.findall(data))}
+    return data
+
+
+def _ends(data: bytes) -> dict[str, int]:
+    """Return the end of the last item in each shard, in bytes, as far as the operations of a pickle show them.
+
+    Nothing is executed. An item is a dictionary of ``relative_path``, ``offset`` and ``length``, in this order.
+
+    >>> import pickle
+    >>> _ends(pickle.dumps([{"relative_path": "__0_0.distcp", "offset": 8, "length": 300}]))
+    {'__0_0.distcp': 308}
+    """
+    ends: dict[str, int] = {}
+    memo: dict[object, object] = {}
+    item: dict[str, object] = {}
+    field, value = "", None
+    with suppress(ValueError):  # it is no whole pickle
+        for operation, argument, _ in pickletools.genops(data):
+            if "PUT" in operation.name or operation.name == "MEMOIZE":
+                memo[len(memo) if argument is None else argument] = value
+                continue
+            value = memo.get(argument) if "GET" in operation.name else argument
+            if not field:
+                field = str(value) if value in _FIELDS else ""
+                continue
+            item[field] = value
+            path, offset, length = map(item.get, _FIELDS)
+            if field == "length" and isinstance(path, str) and isinstance(offset, int) and isinstance(length, int):
+                ends[path] = max(ends.get(path, 0), offset + length)
+            field = ""
+    return ends

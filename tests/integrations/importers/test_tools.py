@@ -145,6 +145,11 @@ BROKEN = {
         "__1_0.distcp is missing, and .metadata names it",
     ),
     "half a shard": ("step-4", cut(made.dcp(), "__1_0.distcp", -30), "__1_0.distcp is cut off"),
+    "half of the items of a shard": (
+        "step-4",
+        {**made.dcp(), "__1_0.distcp": made.torch_file()},
+        f"__1_0.distcp is cut off after {len(made.torch_file())} of {2 * len(made.torch_file())} bytes",
+    ),
     "a rank's metadata": ("step-4", without(made.dcp_per_rank(), "__0.metadata"), "__0.metadata is missing"),
     "half a ckpt": ("c", {"last.ckpt": LIGHTNING[:-30]}, "c/last.ckpt is cut off"),
     "a rank of DeepSpeed": (
