@@ -144,6 +144,9 @@ class AuditTrail(LineThread[Record], Collector):
             _log.exception("cannot encode an audit record, it is lost: %s %s", record.event, record.method)
             return b""
 
+    def _tell(self, trouble: str) -> None:
+        _log.error("the audit log goes on in its old file, which cannot be rotated: %s", trouble)
+
     def _failed(self, error: OSError) -> None:
         if not self._is_failing:
             self._is_failing = True

@@ -4,7 +4,9 @@
     file.write(b"line\\n")          # OSError: the rest waits inside, and the next call begins with it
 
 Lines are written whole and in order. A line that was cut by a full disk is completed later, in the same file. Other
-programs may move, delete or truncate the file meanwhile. ``RotatedFile`` rotates like lumberjack (etcd's library):
+programs may move, delete or truncate the file meanwhile. While no new file can be opened, or the file cannot be
+rotated, lines go on into the open one, unless that was deleted. ``RotatedFile`` rotates like lumberjack (etcd's
+library):
 
     raftkv.log                              the current file
     raftkv-2026-11-23T01-02-03.456.log      an older file, named by the time of its end
@@ -43,12 +45,16 @@ class LineFile:
         subject: description of the file for error messages.
         mode: most permissions of the file; None: the default of new files, or those of an existing file.
 
+    Attributes:
+        trouble: why the next file could not be begun, and lines go on into the open one; empty: nothing is wrong.
+
     Raises:
         ConfigError: the file cannot be opened; a one-line message for the user.
     """
 
     def __init__(self, path: str, subject: str, mode: int | None = None) -> None:
         self.path = Path(path)
+        self.trouble = ""
         self._mode = mode
         self._rest = b""
         self._is_amid_line = False
@@ -79,8 +85,7 @@ class LineFile:
         self._rest += lines
         try:
             if not self._is_amid_line:
-                self._follow()
-                self.make_room(len(self._rest))
+                self._choose_file()
             while self._rest:
                 written = os.write(self._descriptor, self._rest)
                 self.size_bytes += written
@@ -88,6 +93,17 @@ class LineFile:
                 self._is_amid_line = bool(self._rest)
         except MemoryError:
             raise OSError(errno.ENOMEM, os.strerror(errno.ENOMEM)) from None
+
+    def _choose_file(self) -> None:
+        try:
+            self._follow()
+            self.make_room(len(self._rest))
+            self.trouble = ""
+        except OSError as error:
+            # No reader would find lines in a deleted file: they wait.
+            if not os.fstat(self._descriptor).st_nlink:
+                raise
+            self.trouble = error.strerror or str(error)
 
     def make_room(self, size_bytes: int) -> None:
         """Rotate the file if it has no room for ``size_bytes`` more; never in this class."""
@@ -121,6 +137,8 @@ class LineStream:
         descriptor: descriptor of the stream.
         is_own: whether to close it.
     """
+
+    trouble: Final = ""
 
     def __init__(self, descriptor: int, *, is_own: bool = False) -> None:
         self._descriptor = descriptor

@@ -13,6 +13,7 @@ one such wait.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import threading
 from abc import abstractmethod
@@ -71,6 +72,8 @@ class LineThread(Generic[R]):
         """Records dropped since the last one that found room."""
         self._begun = self._begun_bytes = 0
         """Lines and bytes that the output has taken but not written yet."""
+        self._told = ""
+        """The last reported trouble of the output."""
         self._wake = threading.Event()
         self._closing = threading.Event()
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
@@ -83,6 +86,10 @@ class LineThread(Generic[R]):
     @abstractmethod
     def _line(self, record: R) -> bytes:
         """Return the line of a record; called on the thread."""
+
+    @abstractmethod
+    def _tell(self, trouble: str) -> None:
+        """Report why lines go on into a file that should have been followed by another; called on the thread."""
 
     def _failed(self, error: OSError) -> None:
         """Note that the output has failed, or failed again."""
@@ -175,6 +182,10 @@ class LineThread(Generic[R]):
         self._taken_bytes += self._begun_bytes
         self._begun = self._begun_bytes = 0
         self._progressed()
+        if self._output.trouble != self._told:
+            self._told = self._output.trouble
+            if self._told:
+                self._tell(self._told)
         return True
 
 
@@ -206,11 +217,18 @@ class ThreadedHandler(LineThread[bytes], logging.Handler):
             self._wait(LAST_WAIT_S if record.levelno >= logging.CRITICAL else self._allowed_s())
 
     def _gap_record(self, missing: int) -> bytes:
+        return self._own_line("the log lacks %d lines here: they could not be written", missing)
+
+    def _own_line(self, text: str, value: int | str) -> bytes:
         record = logging.makeLogRecord(
-            {"name": __name__, "levelno": logging.WARNING, "levelname": "WARNING"}
-            | {"msg": "the log lacks %d lines here: they could not be written", "args": (missing,)}
+            {"name": __name__, "levelno": logging.WARNING, "levelname": "WARNING", "msg": text, "args": (value,)}
         )
-        return f"{self.format(record)}\n".encode()
+        return f"{self.format(record)}\n".encode("utf-8", "backslashreplace")
+
+    def _tell(self, trouble: str) -> None:
+        # Not through the queue, which has one producer. What is not written now waits in the output.
+        with contextlib.suppress(OSError):
+            self._output.write(self._own_line("the log goes on in this file, which cannot be rotated: %s", trouble))
 
     def _line(self, record: bytes) -> bytes:
         return record

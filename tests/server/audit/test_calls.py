@@ -28,6 +28,8 @@ HEADER = rpc_pb2.ResponseHeader(revision=9)
 
 
 class Memory:
+    trouble = ""
+
     def __init__(self) -> None:
         self.data = b""
 

@@ -21,6 +21,8 @@ from tests.procs import wait_for
 class Memory:
     """An in-memory destination, which can stall and fail on command."""
 
+    trouble = ""
+
     def __init__(self) -> None:
         self.data = b""
         self.rest = b""

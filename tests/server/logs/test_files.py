@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import gzip
 import logging
 import os
 import re
+import shutil
 import time
 from datetime import UTC, datetime
 from pathlib import Path
@@ -16,6 +18,7 @@ from raftkv.config import LogRotation, ServerConfig
 from raftkv.errors import ConfigError
 from raftkv.server.logs import files, outputs
 from raftkv.server.logs.files import LineFile, LineStream, RotatedFile, open_output
+from raftkv.server.logs.handler import ThreadedHandler
 
 LINE = b"x" * 99 + b"\n"
 
@@ -106,6 +109,42 @@ def test_logrotate_needs_no_signal(tmp_path: Path):
     file.write(b"four\n")
     file.close()
     assert ((tmp_path / "moved").read_text(), path.read_text()) == ("one\n", "four\n")
+
+
+@pytest.mark.parametrize("call", ["replace", "open"])
+def test_lines_go_on_in_the_old_file_while_it_cannot_be_rotated(tmp_path, monkeypatch, call):
+    """All lines were dropped until it could be: on a disk without a free inode, for ever."""
+    path = tmp_path / "raftkv.log"
+    handler = ThreadedHandler(RotatedFile(str(path), Small()))
+
+    def refuse(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, call, refuse)
+        for number in range(30):
+            handler.handle(logging.makeLogRecord({"msg": f"{number:099d}", "levelno": logging.INFO}))
+        while handler.written < 30:
+            handler.flush()
+    handler.handle(logging.makeLogRecord({"msg": "the last", "levelno": logging.INFO}))
+    handler.close()
+    lines = [line for file in (*rotated(tmp_path), path) for line in file.read_text().splitlines()]
+    told = "the log goes on in this file, which cannot be rotated: No space left on device"
+    assert [line for line in lines if line != told] == [f"{number:099d}" for number in range(30)] + ["the last"]
+    assert lines.count(told) == 1
+    assert path.read_text() == "the last\n"
+
+
+def test_lines_wait_when_the_file_is_gone_with_its_directory(tmp_path: Path):
+    (tmp_path / "logs").mkdir()
+    file = LineFile(str(tmp_path / "logs/raftkv.log"), "the log")
+    shutil.rmtree(tmp_path / "logs")
+    with pytest.raises(FileNotFoundError):
+        file.write(b"one\n")
+    (tmp_path / "logs").mkdir()
+    file.write(b"two\n")
+    file.close()
+    assert (tmp_path / "logs/raftkv.log").read_text() == "one\ntwo\n"
 
 
 def test_outputs(tmp_path: Path):

@@ -23,6 +23,8 @@ PATIENCE_S = 60.0
 class Held:
     """An output that takes lines while ``open`` is set, and fails while ``error`` is."""
 
+    trouble = ""
+
     def __init__(self) -> None:
         self.lines = b""
         self.open = threading.Event()
