@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import mmap
 import random
+import re
 import subprocess
 import sys
 from contextlib import closing
@@ -86,18 +87,60 @@ def test_node_that_points_behind_its_page_is_refused_before_lmdb_follows_it(tmp_
     assert refused > 2
 
 
+@pytest.mark.parametrize(
+    ("place", "bit", "why"),
+    [(1, 0x80, "page 2[0-9]+ points behind its end"), (3, 0x40, "a value of page 2[0-9]+ goes beyond its end")],
+    ids=["offset of a node", "size of a value"],
+)
+def test_flipped_bit_in_a_large_tree_ends_no_start_with_a_signal(
+    tmp_path: Path, place: int, bit: int, why: str
+) -> None:
+    path, value = tmp_path / "db", bytes(1500)
+    with closing(LMDBBackend(path, MAP_SIZE_BYTES)) as backend, closing(Store.open(backend)) as store:
+        txn = store.begin()
+        for number in range(600):
+            txn.put(b"%d" % number, value)
+        txn.end()
+        store.set_applied(1, 1)
+        store.commit()
+    data = bytearray(path.read_bytes())
+    leaf = next(at for at in range(200 * PAGE_BYTES, len(data), PAGE_BYTES) if data[at + 10 : at + 12] == b"\x02\0")
+    at = leaf + 16 if place == 1 else leaf + int.from_bytes(data[leaf + 16 : leaf + 18], "little")
+    data[at + place] ^= bit
+    path.write_bytes(data)
+    ended = subprocess.run([sys.executable, "-c", READ, str(path)], capture_output=True, text=True, check=False)
+    assert ended.returncode == 0, ended.stderr
+    assert re.search(f"is damaged: {why}", ended.stdout)
+
+
 READ = """
 import sys
 from pathlib import Path
 from raftkv.errors import CorruptionError
 from raftkv.storage import schema
 from raftkv.storage.backend.lmdb import LMDBBackend, read_value
+from raftkv.storage.mvcc import Store
 read_value(Path(sys.argv[1]), schema.META, schema.META_FORMAT_VERSION)
 try:
-    LMDBBackend(Path(sys.argv[1])).close()
+    Store.open(LMDBBackend(Path(sys.argv[1])))
 except CorruptionError as error:
     print(error)
 """
+
+
+@pytest.mark.parametrize("place", [0, 10, 12, 15], ids=["number", "kind", "how many", "how many, last byte"])
+def test_a_large_value_whose_pages_are_not_its_own_is_refused(tmp_path: Path, clean: bytes, place: int) -> None:
+    """A deletion frees as many pages as the first one says: those of other records, if a bit was flipped there."""
+    path, refused = tmp_path / "db", 0
+    for page in (at for at in range(2 * PAGE_BYTES, len(clean), PAGE_BYTES) if clean[at + 10 : at + 12] == b"\x04\0"):
+        damaged = bytearray(clean)
+        damaged[page + place] ^= 4
+        path.write_bytes(damaged)
+        try:
+            check_pages(path)
+        except CorruptionError as error:
+            refused += "has no pages of its own" in str(error)
+    assert refused == 6  # all but those of values that were free pages by then
 
 
 def test_a_free_page_that_is_in_use_is_refused(tmp_path: Path, clean: bytes) -> None:
