@@ -23,6 +23,7 @@ import json
 import os
 import re
 import reprlib
+import secrets
 import shutil
 import sys
 import tempfile
@@ -129,9 +130,15 @@ class Manifest(Record):
         return super(Manifest, cls).from_plain(plain)
 
 
-def name_of(taken_s: float, revision: int) -> str:
-    """Return the name of a backup; names sort by time."""
-    return f"raftkv-{datetime.fromtimestamp(taken_s, UTC).strftime(_TIME)}-{revision:016x}"
+def name_of(taken_s: float, revision: int, salt: int = 0) -> str:
+    """Return the name of a backup; names sort by time.
+
+    Arguments:
+        taken_s: time at which it was taken, in seconds since the epoch.
+        revision: revision of its history, below ``2**48``.
+        salt: 16 bits that distinguish backups that several machines take in the same second.
+    """
+    return f"raftkv-{datetime.fromtimestamp(taken_s, UTC).strftime(_TIME)}-{salt:04x}{revision:012x}"
 
 
 def time_of(file_name: str) -> float | None:
@@ -696,7 +703,7 @@ async def _make(kv: Client, place: Place, directory: Path, report: Report) -> Ma
     found, _ = await on_thread(place.look)
     made = Manifest(
         number=1 + max((one.number for one in found), default=0),
-        name=name_of(taken_s, contents.revision),
+        name=name_of(taken_s, contents.revision, secrets.randbits(16)),
         taken_s=taken_s,
         **asdict(contents),
         cluster_id=status.header.cluster_id,

@@ -63,6 +63,16 @@ def test_a_backup_is_verified_listed_and_restored(cluster: Cluster, tmp_path: Pa
     assert json.loads(found.output)["hash"] == taken["hash"]
 
 
+def test_backups_that_two_machines_take_in_the_same_second_have_names_of_their_own(cluster, tmp_path, monkeypatch):
+    """Each overwrote the file of the other, and the one that failed over this deleted both."""
+    monkeypatch.setattr(command.time, "time", lambda: 1_790_000_000.0)
+    place = Place(f"memory://{tmp_path}/b")
+    for _ in range(2):
+        asyncio.run(command.take_one(place, values_of(cluster), Report(json=True)))
+    first, second = place.backups()
+    assert (first.revision, first.taken_s) == (second.revision, second.taken_s)
+
+
 @pytest.mark.long
 def test_data_directory_that_cannot_be_written_is_not_called_a_temporary_one(
     cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
