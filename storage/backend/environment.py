@@ -73,14 +73,15 @@ def total(values: Iterable[tuple[bytes, Iterable[tuple[bytes, bytes]]]]) -> int:
     return found
 
 
-def read_seal(txn: lmdb.Transaction, inode: int | None) -> int | None:
+def read_seal(txn: lmdb.Transaction, inode: int | None, main: lmdb._Database | None = None) -> int | None:
     """Return the sum in the seal of a database; ``None`` if it has no valid seal.
 
     Arguments:
-        txn: read transaction of the last state.
+        txn: read transaction of a state.
         inode: inode of the file; ``None``: accept any, for a file that was copied byte for byte.
+        main: handle of the main database; ``None``: the transaction's default.
     """
-    data = txn.get(SEAL)
+    data = txn.get(SEAL, db=main)
     if data is None or len(data) != _BODY.size + _SUM.size:
         return None
     if _SUM.unpack_from(data, _BODY.size)[0] != crc32c(data[: _BODY.size]):
@@ -173,7 +174,7 @@ class Environment:
         handles: handles of the buckets, by name.
         identity: identifies the file, independent of its name.
         sealed_sum: sum in the seal of the file, if the seal is valid.
-        brought_sum: the same, if the seal would be valid in the file that this one may be a copy of.
+        main: handle of the main database, which has the seal.
         users: number of open read transactions and copies; changed under the backend's lock.
 
     Raises:
@@ -198,11 +199,11 @@ class Environment:
                     # Clear reader slots of killed processes: each prevents the pages of its state from being reused.
                     self.raw.reader_check()
                 self.handles = self._open_buckets()
+                self.main = self.raw.open_db()
                 self.identity = identity_of(path)
                 self._inode = path.stat().st_ino
                 with self.raw.begin() as txn:
                     self.sealed_sum = read_seal(txn, self._inode)
-                    self.brought_sum = read_seal(txn, None)
                 if is_new:
                     # Otherwise a member whose log was created after its database could lose the database in a power
                     # cut.

@@ -42,7 +42,15 @@ from raftkv.storage import schema
 from raftkv.storage.backend.base import ReadTxn, WriteBatch, in_runs
 from raftkv.storage.backend.copying import copy_compact, pieces
 from raftkv.storage.backend.defragmentation import NOTED_MAX, LMDBDefragmentation, Notes
-from raftkv.storage.backend.environment import SEALED_BUCKETS, Environment, copied_sum, declared, identity_of, total
+from raftkv.storage.backend.environment import (
+    SEALED_BUCKETS,
+    Environment,
+    copied_sum,
+    declared,
+    identity_of,
+    read_seal,
+    total,
+)
 from raftkv.storage.backend.pages import check_pages, check_small_trees
 from raftkv.storage.datadir import sync_directory
 from raftkv.storage.failpoints import failpoint
@@ -140,6 +148,7 @@ class LMDBReadTxn:
         self._handles = environment.handles
         self._on_close = on_close
         self._is_open = True
+        self._main = environment.main
         self.get_record = self._txn.get  # bound here once: no Python frame on the hot path
 
     def get(self, bucket: bytes, key: bytes) -> bytes | None:
@@ -188,6 +197,16 @@ class LMDBReadTxn:
         stated = self._txn.stat(self._handles[bucket])["entries"]
         if found != stated:
             raise CorruptionError(f"the bucket {bucket.decode()} has {found} records, and should have {stated}")
+
+    def check_seal(self) -> None:
+        """Read all values that the seal of this state covers, and refuse them if they differ.
+
+        Raises:
+            CorruptionError: they do.
+        """
+        stated = read_seal(self._txn, None, self._main)
+        if stated is not None:
+            _check_values(self, stated, _no_pace)
 
     def close(self) -> None:
         """Implement ``ReadTxn.close``."""
@@ -240,14 +259,12 @@ class LMDBBackend:
 
     def _check_seal(self) -> None:
         """Refuse damaged values, or warn about those of a copy; see ``environment.py``."""
-        is_copy, stated = self._environment.sealed_sum is None, self._environment.brought_sum
-        if stated is None:
-            return
         try:
+            # One state, although another process may write the file.
             with closing(self.begin_read()) as read:
-                _check_values(read, stated, _no_pace)
+                read.check_seal()
         except CorruptionError as error:
-            if not is_copy:
+            if self._environment.sealed_sum is not None:
                 raise CorruptionError(f"the database {self.path} is damaged: {error}") from error
             _log.warning(
                 "the database %s was copied to this place, and %s: unless raftkv 0.1 wrote it last, the copy is "

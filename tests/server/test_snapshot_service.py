@@ -12,19 +12,20 @@ from typing import Any, cast
 
 import pytest
 
+from raftkv.errors import CorruptionError
 from raftkv.offline.etcd.export import LENGTH, OTHER_FILE_STATUS
 from raftkv.offline.etcd.file import Status, snapshot_status
 from raftkv.pb import rpc_pb2
 from raftkv.rpc.server.stream import StreamCall
 from raftkv.rpc.status import RpcError
 from raftkv.server.maintenance import snapshot
-from raftkv.server.maintenance.snapshot import ATTEMPTS_MAX, STREAMS_MAX, SnapshotService
+from raftkv.server.maintenance.snapshot import ATTEMPTS_MAX, SMALL_BYTES, STREAMS_MAX, SnapshotService
 from raftkv.storage.backend.base import WriteBatch
 from raftkv.storage.backend.lmdb import LMDBBackend, ThreadWriter
 from raftkv.storage.failpoints import arm, disarm_all
 from raftkv.storage.mvcc import Store
 from raftkv.storage.revision import to_key
-from raftkv.storage.schema import CLUSTER_VERSION
+from raftkv.storage.schema import AUTH_USERS, CLUSTER_VERSION
 
 
 class Call:
@@ -242,6 +243,26 @@ def test_a_damaged_record_ends_the_stream_with_its_name(member: Member) -> None:
     member.backend.commit(batch)
     with pytest.raises(RpcError, match=r"given up: record of revision 500\.0 is corrupt"):
         asyncio.run(member.send(Call()))
+
+
+@pytest.mark.parametrize("size_bytes", [0, 2 * SMALL_BYTES], ids=["in this process", "in a process"])
+def test_damaged_user_is_not_sent(tmp_path: Path, size_bytes: int) -> None:
+    """Records have checksums of their own, all else has one that was compared only where a process was started."""
+    member, found = Member(tmp_path / "db"), list[CorruptionError]()
+    member.service = SnapshotService(member.store, member.backend, found.append)
+    member.put(b"k", bytes(size_bytes))
+    member.store.meta_put(AUTH_USERS, b"some user", b"needle")
+    member.end_entry()
+    member.store.commit()
+    data = (tmp_path / "db").read_bytes()
+    with (tmp_path / "db").open("r+b") as file:
+        file.seek(data.rindex(b"needle"))
+        file.write(b"noodle")
+    with pytest.raises(RpcError, match="its applied index, members, leases or users are not what was written"):
+        asyncio.run(member.send(Call()))
+    assert len(found) == 1
+    member.store.close()
+    member.backend.close()
 
 
 def test_a_database_that_is_replaced_is_sent_to_its_end(member: Member, tmp_path: Path) -> None:

@@ -180,6 +180,8 @@ def main(path: str, index: str, identity: str) -> int:
         found = schema.decode_integer(read.get(schema.META, schema.META_CONSISTENT_INDEX)) or 0
         if found < int(index):
             raise InvariantError(f"the database {path} is of entry {found}, not {index}")
+        if backend.is_sealed:
+            read.check_seal()
         with open(sys.stdout.fileno(), "wb", buffering=1 << 18, closefd=False) as output:
             for message in messages(read):
                 output.write(LENGTH.pack(len(message)))

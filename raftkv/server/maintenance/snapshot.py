@@ -162,6 +162,8 @@ class _Stream:
         try:
             async with asyncio.timeout(STALL_MAX_S) as limit:
                 if self._size_bytes <= SMALL_BYTES:
+                    if self._backend.is_sealed:
+                        self._pin.check_seal()
                     for message in messages(self._pin):
                         await call.send(message)
                     return True

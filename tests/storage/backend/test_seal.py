@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import random
 import struct
+import subprocess
+import sys
 from contextlib import closing
 from pathlib import Path
 
@@ -106,6 +108,35 @@ def test_flipped_bit_in_a_file_that_was_copied_is_warned_of(path, tmp_path, capl
         backend.copy_to(tmp_path / "compact")
     LMDBBackend(tmp_path / "compact", MAP_SIZE_BYTES).close()
     assert not caplog.records
+
+
+OPENED_SLOWLY = """
+import sys
+from pathlib import Path
+from raftkv.storage.backend.lmdb import LMDBBackend
+
+begin_read = LMDBBackend.begin_read
+
+def begin_later(self):
+    print("opened", flush=True)
+    sys.stdin.readline()
+    return begin_read(self)
+
+LMDBBackend.begin_read = begin_later
+LMDBBackend(Path(sys.argv[1]), read_only=True)
+"""
+
+
+def test_file_that_another_process_commits_to_meanwhile_is_not_taken_for_damaged(path: Path) -> None:
+    """The process that exports a snapshot opens the file of its running member, which commits ten times a second."""
+    with closing(LMDBBackend(path, MAP_SIZE_BYTES)) as backend:
+        command = [sys.executable, "-c", OPENED_SLOWLY, str(path)]
+        with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as reader:
+            assert reader.stdout is not None
+            assert reader.stdout.readline() == "opened\n"
+            backend.commit(_batch(a=b"1"))
+            reader.communicate("\n")
+        assert reader.returncode == 0
 
 
 def test_the_sum_follows_every_change(tmp_path: Path) -> None:
