@@ -84,7 +84,6 @@ from .log import REJECTED, MemoryLog, RaftLog
 from .read_lease import LEASE_NS, ReadLease
 from .tracker import PROBE, REPLICATE, SNAPSHOT, Progress, ReadIndexQueue, ReadRequest, Tracker, VoteResult
 from .types import (
-    INDEX_MAX,
     NO_LIMIT,
     NONE,
     ConfChange,
@@ -652,21 +651,26 @@ class Raft:
         self.messages.append(Message(_HEARTBEAT_RESPONSE, message.from_, self.id, self.term, context=message.context))
 
     def _check_fork(self, index: int, term: int, entry: Entry | None = None) -> None:
-        """Raise ForkError if another entry is committed here at an index.
+        """Raise ForkError if the leader cannot have the entries that are committed here.
+
+        Terms only grow along a log, so those around entries that are compacted, or not committed yet, may show it too.
 
         Arguments:
             index, term: index and term of the leader's entry.
             entry: that entry, if it was sent: two leaders may have had the same term if a member lost its vote.
         """
         log = self.log
-        known = log.term_or_zero(index) if index <= log.committed else 0
+        near = max(min(index, log.committed), log.first_index() - 1)
+        known = log.term_or_zero(near)
         if known == 0:
             return
-        is_kept = entry is not None and index >= log.first_index()
-        if known != term or (is_kept and log.entries(index, index + 1, 0) != [entry]):
+        is_kept = entry is not None and log.first_index() <= index == near
+        differs = term != known if index == near else term > known if index < near else term < known
+        if differs or (is_kept and log.entries(index, index + 1, 0) != [entry]):
             raise ForkError(
-                f"entry {index} of term {known} was committed here, and {self.leader:x}, which leads in term "
-                f"{self.term}, has one of term {term}: other members lost acknowledged writes, which this one may have"
+                f"entry {near} of term {known} was committed here, and {self.leader:x}, which leads in term "
+                f"{self.term}, has one of term {term} at {index}: other members lost acknowledged writes, which this "
+                "one may have"
             )
 
     def _handle_snapshot(self, message: Message) -> None:
@@ -694,9 +698,9 @@ class Raft:
             ForkError: its last entry differs from a committed one.
         """
         log = self.log
+        self._check_fork(snapshot.index, snapshot.term)
         # We have committed at least as much: the snapshot has nothing new.
         if snapshot.index <= log.committed:
-            self._check_fork(snapshot.index, snapshot.term)
             return False
         if self.role != StateRole.FOLLOWER:
             raise InvariantError(f"snapshot restored by a {self.role.name.lower()}")
@@ -789,10 +793,10 @@ class Raft:
         if message.reject:
             self._handle_rejection(message, progress)
             return
+        # A faulty follower, or one whose data is newer than that of a quorum: it stops itself when it sees the fork.
+        # A leader that stopped would leave the same choice to the next one.
         if index > log.last_index:
-            if index > INDEX_MAX:
-                raise InvalidMessage(f"{message.from_} acknowledged {index}, beyond any log")
-            raise InvariantError(f"{message.from_} acknowledged {index}, our log ends at {log.last_index}")
+            raise InvalidMessage(f"it acknowledges entry {index}, and this leader's log ends at {log.last_index}")
         # Nothing new, except that a probed follower at its known match shows that it is reachable again.
         if not progress.maybe_update(index) and not (progress.match == index and progress.state is PROBE):
             return

@@ -8,7 +8,14 @@ from typing import Any
 import pytest
 
 from raftkv.raft.core import RawNode
-from raftkv.raft.errors import ForkError, InvariantError, ProposalDropped, StepLocalMessage, StepPeerNotFound
+from raftkv.raft.errors import (
+    ForkError,
+    InvalidMessage,
+    InvariantError,
+    ProposalDropped,
+    StepLocalMessage,
+    StepPeerNotFound,
+)
 from raftkv.raft.log import MemoryLog
 from raftkv.raft.tracker import ProgressState
 from raftkv.raft.types import ConfState, Entry, HardState, Message, MessageType, RaftConfig, SnapshotMeta, StateRole
@@ -116,14 +123,16 @@ def test_two_leaders_in_one_term_stop_the_member() -> None:
         member.node.step(Message(MessageType.APPEND, to=1, from_=2, term=1))
 
 
-def test_acknowledgement_of_unsent_entry_stops_member() -> None:
+def test_leader_drops_the_acknowledgement_of_an_entry_that_it_does_not_have() -> None:
+    """It stopped, and so did each next leader: one member with data from elsewhere ended the whole cluster."""
     log = MemoryLog(conf_state=ConfState(voters=(1, 2)))
     member = Member(RaftConfig(id=1, pre_vote=False), log, FixedRandom(0))
     member.node.campaign()
     member.work()
     member.node.step(Message(MessageType.VOTE_RESPONSE, to=1, from_=2, term=1))
-    with pytest.raises(InvariantError, match="acknowledged 5"):
+    with pytest.raises(InvalidMessage, match="acknowledges entry 5, and this leader's log ends at 1"):
         member.node.step(Message(MessageType.APPEND_RESPONSE, to=1, from_=2, term=1, index=5))
+    assert (member.node.raft.role, member.node.raft.log.committed) == (StateRole.LEADER, 0)
 
 
 @pytest.mark.parametrize(
@@ -146,6 +155,29 @@ def test_leader_without_committed_entries_stops_member(kind: MessageType, fields
     _settle(member)
     with pytest.raises(ForkError, match="of term 1 was committed here"):
         member.node.step(Message(kind, to=1, from_=3, term=2, **fields))
+
+
+@pytest.mark.parametrize(
+    ("kind", "fields"),
+    [
+        (MessageType.APPEND, {"index": 2, "log_term": 1, "entries": [Entry(4, 3, b"")]}),
+        (MessageType.APPEND, {"index": 3, "log_term": 4}),
+        (MessageType.APPEND, {"index": 9, "log_term": 2}),
+        (MessageType.SNAPSHOT, {"snapshot": SnapshotMeta(9, 2, ConfState(voters=(1, 2, 3)))}),
+    ],
+    ids=["entry", "entry before none", "later entry of an earlier term", "database"],
+)
+def test_fork_in_a_compacted_part_of_the_log_stops_member(kind: MessageType, fields: dict[str, Any]) -> None:
+    """A member acknowledged all of it, and the leader stopped; or a database replaced what others had lost."""
+    log = MemoryLog(conf_state=ConfState(voters=(1, 2, 3)))
+    log.append([Entry(3, index, b"x") for index in range(1, 8)])
+    log.hard_state = HardState(3, 2, 7)
+    log.create_snapshot(6, log.conf_state)
+    log.compact(6)
+    member = Member(RaftConfig(id=1), log, FixedRandom(0))
+    _settle(member)
+    with pytest.raises(ForkError, match="of term 3 was committed here"):
+        member.node.step(Message(kind, to=1, from_=3, term=4, **fields))
 
 
 def test_the_messages_given_are_never_changed() -> None:
