@@ -1,6 +1,6 @@
 """HTTP/1.1 on the gRPC port: one request at a time, passed whole to the HTTP handler. Built on h11.
 
-Every wait of the connection has its own limit (``limits``), with one timer at a time:
+Every wait of the connection has its own limit (``limits``), and one timer looks after all:
 
     header (from connection, or from the first byte of a next request) -> body -> (the handler) -> idle -> header ...
 
@@ -24,8 +24,10 @@ import asyncio
 import contextlib
 import http
 import socket
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from dataclasses import replace
+from functools import partial
+from math import inf
 from typing import TYPE_CHECKING, Any
 
 import h11
@@ -120,15 +122,15 @@ class Http1Protocol(asyncio.Protocol):
         self._finished = False
         self._last_read_s = self._wrote_s = self._loop.time()
         self._idle = False
-        self._idle_since_s = since_s
-        self._idle_timer: asyncio.TimerHandle | None = None
-        self._end_timer: asyncio.TimerHandle | None = None
-        """Running once the client has ended its half."""
+        self._idle_since_s = self._header_since_s = since_s
+        self._ended_s: float | None = None
+        """When the client has ended its half."""
         self._heads = KnownHeads()
         self._raw_head = b""
         """The head of the request that h11 parses, if it may become a known one."""
         _probe(transport, limits.http1_probe_s)
-        self._timer = self._loop.call_at(since_s + limits.http1_header_timeout_s, self._header_late)
+        self._timer: asyncio.TimerHandle | None = None
+        self._watch()
 
     # ---- bytes in
 
@@ -144,12 +146,12 @@ class Http1Protocol(asyncio.Protocol):
             self._read_frames(self._socket)
         elif self._task is None and not self._begin_known():
             if self._idle:
-                self._await_header()
+                self._await_header(self._last_read_s)
             self._read_events()
         elif len(self._inbox) > self._limits.http_body_bytes:  # reading on until then shows that the client has left
             self._transport.pause_reading()
             self._is_full = True
-            self._time(self._limits.http1_idle_timeout_s, self._check_full)
+            self._watch()
         self._hold()
         if self._budget.held_bytes > self._budget.held_limit_bytes and self._held_bytes:
             self._budget.drop_greediest()
@@ -253,7 +255,7 @@ class Http1Protocol(asyncio.Protocol):
 
     def _read_on(self) -> None:
         """Resume reading. If the client has ended its half, and no request is being served, close instead."""
-        if self._end_timer is None:
+        if self._ended_s is None:
             self._transport.resume_reading()
         elif self._task is None:
             self._finish()
@@ -291,7 +293,7 @@ class Http1Protocol(asyncio.Protocol):
                 self._request, self._head_bytes = event, size
                 if self._raw_head and size == len(self._raw_head):
                     self._heads.learn(self._raw_head, event)
-                self._time(self._limits.http1_body_stall_timeout_s, self._check_body)
+                self._watch()
                 if self._h11.they_are_waiting_for_100_continue:
                     self._write(h11.InformationalResponse(status_code=100, headers=[], reason=_reason(100)))
             case h11.Data():
@@ -299,13 +301,9 @@ class Http1Protocol(asyncio.Protocol):
                 if len(self._body) > self._limits.http_body_bytes:
                     self._refuse(413, "request body too large")
             case h11.EndOfMessage():
-                self._start()
+                self._task = self._server.spawn(self._serve(self._take_request()))
             case h11.ConnectionClosed():
                 self._finish()
-
-    def _start(self) -> None:
-        self._timer.cancel()
-        self._task = self._server.spawn(self._serve(self._take_request()))
 
     def _take_request(self) -> HttpRequest:
         head, self._request = self._request, None
@@ -464,7 +462,7 @@ class Http1Protocol(asyncio.Protocol):
         if socket.is_full and not self._is_full and not self._finished:
             self._transport.pause_reading()
             self._is_full = True
-            self._time(self._limits.http1_idle_timeout_s, self._check_full)
+            self._watch()
 
     def _say(self, socket: WebSocket) -> None:
         """Send a pong, if the client reads, or the final close frame."""
@@ -478,7 +476,6 @@ class Http1Protocol(asyncio.Protocol):
         """Continue reading: the handler has taken a message."""
         if self._is_full and not self._finished and not self._is_behind:
             self._is_full = False
-            self._timer.cancel()
             self.go_on()
         else:
             self._hold()
@@ -506,7 +503,6 @@ class Http1Protocol(asyncio.Protocol):
             self._account.settle(buffered)
 
     def _refuse(self, status: int, text: str) -> None:
-        self._timer.cancel()
         if self._h11.our_state in (h11.IDLE, h11.SEND_RESPONSE):
             body = text.encode() + b"\n"
             headers = [("Content-Length", str(len(body))), ("Connection", "close"), ("Content-Type", "text/plain")]
@@ -519,7 +515,6 @@ class Http1Protocol(asyncio.Protocol):
     def _finish(self) -> None:
         """Take no more requests. Written bytes still leave, if the peer reads them."""
         self._finished = True
-        self._timer.cancel()
         self._inbox.clear()
         self._body.clear()
         self._head_bytes = 0
@@ -546,10 +541,11 @@ class Http1Protocol(asyncio.Protocol):
         self._idle_since_s = self._loop.time()
         if not self._begin_known():
             if self._fed_bytes or self._inbox:
-                self._await_header()
+                self._await_header(self._idle_since_s)
                 self._read_events()
             else:
-                self._await_request()
+                self._idle = True
+                self._watch()
         self._hold()
         if len(self._inbox) <= self._limits.http_body_bytes and not self._finished:
             self._is_full = False
@@ -558,48 +554,44 @@ class Http1Protocol(asyncio.Protocol):
 
     # ---- time
 
-    def _time(self, delay_s: float, then: Callable[[], None]) -> None:
-        self._timer.cancel()
-        self._timer = self._loop.call_later(delay_s, then)
-
-    def _await_header(self) -> None:
-        self._idle = False
-        self._time(self._limits.http1_header_timeout_s, self._header_late)
-
-    def _header_late(self) -> None:
-        self._refuse(408, "request header came too slowly")
-
-    def _check_body(self) -> None:
-        wait_s = self._last_read_s + self._limits.http1_body_stall_timeout_s - self._loop.time()
-        if wait_s > 0:
-            self._time(wait_s, self._check_body)
+    def _waits(self) -> Iterator[tuple[float, Callable[[], None]]]:
+        """Yield until when each of the present waits may last, and what to do then."""
+        limits, last_read_s = self._limits, self._last_read_s
+        # While output waits, its reading is watched elsewhere (``protocol``).
+        unread_s = 0.0 if self._writable.is_set() else self._loop.time()
+        if self._ended_s is not None:
+            yield max(self._ended_s, unread_s) + limits.http1_half_closed_s, self._cut
+        if self._task is not None:
+            if self._is_full:  # the client may have left unnoticed
+                yield max(self._wrote_s, last_read_s, unread_s) + limits.http1_idle_timeout_s, self._cut
+        elif self._request is not None:
+            stopped = partial(self._refuse, 408, "request body stopped coming")
+            yield last_read_s + limits.http1_body_stall_timeout_s, stopped
+        elif self._idle:
+            yield self._idle_since_s + limits.http1_idle_timeout_s, self._finish
         else:
-            self._refuse(408, "request body stopped coming")
+            late = partial(self._refuse, 408, "request header came too slowly")
+            yield self._header_since_s + limits.http1_header_timeout_s, late
 
-    def _check_full(self) -> None:
-        """Abort if reading is stopped and nothing was sent for long: the client may have left unnoticed."""
-        if self._task is None or not self._is_full or self._finished:
-            return
-        limit_s = self._limits.http1_idle_timeout_s
-        wait_s = max(self._wrote_s, self._last_read_s) + limit_s - self._loop.time()
-        if wait_s > 0 or not self._writable.is_set():  # while output waits, its reading is watched elsewhere
-            self._time(wait_s if wait_s > 0 else limit_s, self._check_full)
-        else:
-            self._cut()
+    def _watch(self) -> None:
+        """Call ``_look`` at the end of the first wait, or earlier: so one timer serves many requests."""
+        until_s = min((until_s for until_s, _ in self._waits()), default=inf)
+        if not self._finished and until_s < (inf if self._timer is None else self._timer.when()):
+            if self._timer is not None:
+                self._timer.cancel()
+            self._timer = self._loop.call_at(until_s, self._look)
 
-    def _await_request(self) -> None:
-        self._idle = True
-        if self._idle_timer is None:  # one timer for many requests: cancelling and creating one for each costs more
-            self._idle_timer = self._loop.call_later(self._limits.http1_idle_timeout_s, self._idle_over)
+    def _look(self) -> None:
+        """End the waits that are over, and go on watching the others."""
+        self._timer = None
+        for until_s, end in self._waits():
+            if until_s <= self._loop.time() and not self._finished:
+                end()
+        self._watch()
 
-    def _idle_over(self) -> None:
-        self._idle_timer = None
-        if self._idle and not self._finished:
-            wait_s = self._idle_since_s + self._limits.http1_idle_timeout_s - self._loop.time()
-            if wait_s > 0:
-                self._idle_timer = self._loop.call_later(wait_s, self._idle_over)
-            else:
-                self._finish()
+    def _await_header(self, since_s: float) -> None:
+        self._idle, self._header_since_s = False, since_s
+        self._watch()
 
     # ---- life
 
@@ -640,27 +632,16 @@ class Http1Protocol(asyncio.Protocol):
         """
         if self._finished or self._socket is not None or (self._task is None and not self._is_behind):
             return False
-        if self._end_timer is None:
-            self._end_timer = self._loop.call_later(self._limits.http1_half_closed_s, self._half_closed_for_long)
+        if self._ended_s is None:
+            self._ended_s = self._loop.time()
+            self._watch()
         return True
-
-    def _half_closed_for_long(self) -> None:
-        if self._finished:
-            return
-        if self._writable.is_set():
-            self._cut()
-        else:  # the client reads, or ``protocol`` disconnects it
-            self._end_timer = self._loop.call_later(self._limits.http1_half_closed_s, self._half_closed_for_long)
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Release everything: the transport is gone."""
-        self._timer.cancel()
-        if self._idle_timer is not None:
-            self._idle_timer.cancel()
-            self._idle_timer = None
-        if self._end_timer is not None:
-            self._end_timer.cancel()
-            self._end_timer = None
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
         self._stall.disarm()
         self._account.close()
         self._writable.set()
