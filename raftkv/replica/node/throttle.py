@@ -27,7 +27,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from heapq import nlargest
 from math import ceil
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from raftkv import errors
 from raftkv.apply import wire
@@ -36,6 +36,8 @@ from raftkv.apply.limits import EACH, PREFIX, ROLE, Limits, Subject
 from raftkv.pb import admin_pb2, rpc_pb2
 from raftkv.rpc.server.calls import Observer, ServerCall
 from raftkv.rpc.shares import Identity, name_of, queue_of, queue_of_call
+
+T = TypeVar("T")
 
 IDENTITIES_MAX: Final = 1_024
 """Number of identities whose use is kept, and that have a bucket of ``each``; the one idle for longest is dropped."""
@@ -285,14 +287,7 @@ class Throttle:
     # -- who -----------------------------------------------------------------------------------------------------------
 
     def _use(self, queue: Identity) -> Use:
-        use = self.uses.get(queue)
-        if use is None:
-            use = self.uses[queue] = Use()
-            if len(self.uses) > IDENTITIES_MAX:
-                self.uses.popitem(last=False)
-        else:
-            self.uses.move_to_end(queue)
-        return use
+        return _recent(self.uses, queue, Use)
 
     def _of(self, queue: Identity) -> Iterator[Bucket]:
         """Yield the buckets of an identity, and of its roles."""
@@ -300,21 +295,11 @@ class Throttle:
         if own is not None:
             yield own
         elif (EACH, b"") in self._buckets:
-            yield self._bucket_of_each(queue)
+            yield _recent(self._each, queue, lambda: Bucket(self._buckets[EACH, b""].limit))
         if self._has_roles:
             for role in self._roles_of(queue):
                 if (bucket := self._buckets.get((ROLE, role.encode()))) is not None:
                     yield bucket
-
-    def _bucket_of_each(self, queue: Identity) -> Bucket:
-        bucket = self._each.get(queue)
-        if bucket is None:
-            bucket = self._each[queue] = Bucket(self._buckets[EACH, b""].limit)
-            if len(self._each) > IDENTITIES_MAX:
-                self._each.popitem(last=False)
-        else:
-            self._each.move_to_end(queue)
-        return bucket
 
     def _of_keys(self, request: Any) -> list[Bucket]:
         """Return the buckets of the prefixes of a request's keys, each once."""
@@ -368,6 +353,14 @@ def subject_of(queue: Identity) -> Subject:
         return "user", queue
     kind, _, name = queue.partition(" ")
     return kind, name.encode()
+
+
+def _recent(table: OrderedDict[Identity, T], queue: Identity, make: Callable[[], T]) -> T:
+    """Return the entry of an identity, made if there is none; drop the one idle for longest if there are too many."""
+    found = table[queue] = table.pop(queue, None) or make()
+    if len(table) > IDENTITIES_MAX:
+        table.popitem(last=False)
+    return found
 
 
 def _is_begun(ordered: list[bytes], prefix: bytes) -> bool:
