@@ -29,7 +29,7 @@ from __future__ import annotations
 
 import struct
 from bisect import bisect_left, bisect_right
-from collections.abc import Generator, Iterator
+from collections.abc import Generator
 from typing import Final
 
 from sortedcontainers import SortedList
@@ -422,25 +422,17 @@ class Quotas:
                 if refusal is not None:
                     raise refusal
 
-    def _growth(self, sizes: dict[bytes, tuple[int, int]]) -> Generator[None, None, Growth]:
-        """Return the growth of each prefix by keys and their sizes before and after, with a pause after each piece."""
-        grown: Growth = {}
-        for number, (key, (before, after)) in enumerate(sizes.items(), 1):
-            self._add_growth(grown, key, before, after)
-            if number % (BYTES_PER_PIECE // KEY_COST_BYTES) == 0:
-                yield
-        return grown
-
     def _add_growth(self, grown: Growth, key: bytes, before: int, after: int) -> None:
         for quota in self._of(key):
             grown[quota.prefix] = grown.get(quota.prefix, 0) + (after != ABSENT) - (before != ABSENT)
 
-    def _refuse(self, grown: Growth, kept: dict[bytes, int]) -> None:
-        """Refuse a txn by the keys by which each prefix grows, and by the bytes of its puts."""
+    def _refusal(self, grown: Growth, kept: dict[bytes, int]) -> errors.QuotaExceededError | None:
+        """Return the refusal of a txn, by the keys by which each prefix grows, and by the bytes of its puts."""
         for prefix, keys in grown.items():
             refusal = self._quotas[prefix].refusal(kept.get(prefix, 0), keys)
             if refusal is not None:
-                raise refusal
+                return refusal
+        return None
 
     def check_path(self, path: Path) -> Generator[None, None, None]:
         """Refuse a txn that would grow a prefix beyond its limits, with a pause after each piece.
@@ -451,31 +443,18 @@ class Quotas:
         Raises:
             QuotaExceededError: a limit would be exceeded; the message names the prefix.
         """
-        # Upper bound of the growth: the puts without the deletions. That bound is nearly always sufficient.
         sizes: dict[bytes, tuple[int, int]] = {}
         kept: dict[bytes, int] = {}
-        pace = _Pace()
-        for request in _puts(path):
-            quotas = self._of(request.key)
-            if quotas:
-                before, after = _sizes(self._store, request)
-                sizes[request.key] = before, max(before, after)
-                for quota in quotas:
-                    kept[quota.prefix] = kept.get(quota.prefix, 0) + kept_bytes(after)
-                if pace.is_over(before):
-                    yield
-        grown = yield from self._growth(sizes)
-        try:
-            self._refuse(grown, kept)
-        except errors.QuotaExceededError:
-            yield from self._check_exactly(path, kept)
-
-    def _check_exactly(self, path: Path, kept: dict[bytes, int]) -> Generator[None, None, None]:
-        """Consider the deletions of the txn too. They may cover everything, so only its puts are tracked one by one."""
-        sizes: dict[bytes, tuple[int, int]] = {}
         intervals: list[tuple[bytes, bytes]] = []
-        yield from self._replay(path, sizes, intervals, SortedList(), _Pace())
-        grown = yield from self._growth(sizes)
+        yield from self._replay(path, sizes, kept, intervals, SortedList(), _Pace())
+        grown: Growth = {}
+        for number, (key, (before, after)) in enumerate(sizes.items(), 1):
+            self._add_growth(grown, key, before, after)
+            if number % (BYTES_PER_PIECE // KEY_COST_BYTES) == 0:
+                yield
+        if self._refusal(grown, kept) is None:
+            return
+        # The keys that it only deletes make room; they may be all keys, so they are counted only if that decides.
         for low, high in _joined(intervals):
             for kvs in self._store.select(low, high, Selection()):
                 for kv in kvs:
@@ -483,21 +462,26 @@ class Quotas:
                     if key not in sizes:
                         self._add_growth(grown, key, _size_of(kv), ABSENT)
                 yield
-        self._refuse(grown, kept)
+        refusal = self._refusal(grown, kept)
+        if refusal is not None:
+            raise refusal
 
     def _replay(
         self,
         path: Path,
         sizes: dict[bytes, tuple[int, int]],
+        kept: dict[bytes, int],
         intervals: list[tuple[bytes, bytes]],
         live: SortedList,
         pace: _Pace,
     ) -> Generator[None, None, None]:
-        """Collect the sizes of the keys that a path puts, before and after it, and the intervals that it deletes.
+        """Collect what a path puts below the prefixes, and the intervals that it deletes.
 
         Arguments:
             path: the path.
-            sizes, intervals: filled with the results.
+            sizes: filled with the size of each key that it puts, before and after it.
+            kept: filled with the bytes of its puts, by prefix.
+            intervals: filled with what it deletes.
             live: the keys that were put and not deleted since. A deletion looks only at these, and at each once:
                 otherwise the time would grow with the product of puts and deletions, which may be thousands each.
             pace: decides when to pause.
@@ -506,10 +490,12 @@ class Quotas:
         for kind, request in path.operations:
             before = ABSENT
             if kind == "request_txn":
-                yield from self._replay(next(nested), sizes, intervals, live, pace)
-            elif kind == "request_put":
+                yield from self._replay(next(nested), sizes, kept, intervals, live, pace)
+            elif kind == "request_put" and (quotas := self._of(request.key)):
                 before, after = _sizes(self._store, request)
                 sizes[request.key] = before, after
+                for quota in quotas:
+                    kept[quota.prefix] = kept.get(quota.prefix, 0) + kept_bytes(after)
                 if request.key not in live:
                     live.add(request.key)
             elif kind == "request_delete_range":
@@ -628,14 +614,6 @@ def _sizes(store: Store, request: rpc_pb2.PutRequest) -> tuple[int, int]:
     found = store.get(request.key)
     before = ABSENT if found is None else _size_of(found)
     return before, before if request.ignore_value else len(request.key) + len(request.value)
-
-
-def _puts(path: Path) -> Iterator[rpc_pb2.PutRequest]:
-    for kind, request in path.operations:
-        if kind == "request_put":
-            yield request
-    for nested in path.nested:
-        yield from _puts(nested)
 
 
 def _interval(request: rpc_pb2.DeleteRangeRequest) -> tuple[bytes, bytes]:
