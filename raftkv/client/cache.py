@@ -41,11 +41,12 @@ import asyncio
 import logging
 import threading
 import weakref
-from bisect import bisect_left, insort
 from collections import deque
 from collections.abc import AsyncGenerator, Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Literal
+
+from sortedcontainers import SortedList
 
 from raftkv.client.arguments import function, seconds, whole
 from raftkv.client.control import ClientControl, Control, Reflector, below, until_answered
@@ -68,8 +69,6 @@ IndexFunction = Callable[[KeyValue], Iterable[Hashable]]
 MAX_BYTES: Final = 256 * 1024 * 1024
 ITEM_BYTES: Final = 400
 """Approximate memory of a key besides its name and value, and of its entry in an index."""
-SORT_KEYS_MIN: Final = 1_000
-"""When at least this many keys are added or removed at once, all keys are sorted again."""
 FILL_TIMEOUT_S: Final = 60.0
 _ASK_MIN_S: Final = 0.02
 _ASK_MAX_S: Final = 1.0
@@ -164,7 +163,7 @@ class Copy(Reflector):
         self._max_bytes = max_bytes
         self._item_bytes = ITEM_BYTES * (1 + len(indexes))
         self._lock = threading.Lock()
-        self._keys: list[bytes] = []
+        self._keys: SortedList[bytes] = SortedList()
         self._indexes = {name: _Index(name, function(each, "an index")) for name, each in indexes.items()}
         self._on_update = on_update
         self._kind: Literal["EVENTS", "RELISTED", "RESTORED"] = "EVENTS"
@@ -199,8 +198,8 @@ class Copy(Reflector):
         with self._lock:
             self._check()
             keys, items = self._keys, self.items
-            start = bisect_left(keys, first)
-            stop = len(keys) if is_open else bisect_left(keys, last or first + b"\0")
+            start = keys.bisect_left(first)
+            stop = len(keys) if is_open else keys.bisect_left(last or first + b"\0")
             shown = min(stop, start + limit) if limit > 0 else stop
             found = tuple([items[key] for key in keys[start:shown]])
             return RangeResult(found, max(stop - start, 0), shown < stop, self.revision)
@@ -254,10 +253,9 @@ class Copy(Reflector):
 
     def _index(self, changes: Sequence[Event]) -> bool:
         """Update the order and the indexes for the changes; return False if the items would exceed the limit."""
-        keys, items = self._keys, self.items
         fresh, gone = [], []
         for key, event in {event.kv.key: event for event in changes}.items():
-            before = items.get(key)
+            before = self.items.get(key)
             if before is not None:
                 self.size_bytes -= _size_bytes(before, self._item_bytes)
             if event.type == DELETE:
@@ -274,14 +272,9 @@ class Copy(Reflector):
                     index.put(event.kv)
         if self.size_bytes > self._max_bytes:
             return False
-        if len(fresh) + len(gone) > SORT_KEYS_MIN:
-            lost = set(gone)
-            self._keys = sorted([*(key for key in keys if key not in lost), *fresh])
-            return True
         for key in gone:
-            del keys[bisect_left(keys, key)]
-        for key in fresh:
-            insort(keys, key)
+            self._keys.remove(key)
+        self._keys.update(fresh)
         return True
 
     def _check_room(self, items: Sequence[KeyValue]) -> None:
@@ -292,7 +285,7 @@ class Copy(Reflector):
         error = CacheTooLarge(self.prefix, self._max_bytes)
         with self._lock:
             self._finish(error)
-            self.items, self._keys, self._indexes, self.size_bytes = {}, [], {}, 0
+            self.items, self._keys, self._indexes, self.size_bytes = {}, SortedList(), {}, 0
         self.close()
         return error
 
