@@ -21,13 +21,10 @@ import json
 import os
 import re
 import select
-import selectors
 import signal
-import socket
 import sys
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -239,9 +236,9 @@ def _read(path: Path) -> str:
 #                 watch.look()       # finds children whose environment has RANK and TORCHELASTIC_RUN_ID=job1
 #         watch.add(pid, rank=3)                # or the caller adds one
 #
-# A thread sleeps on one pidfd for each worker. When a worker ends, the thread reads its status with ``WNOWAIT``, which
-# leaves the status for the agent's own wait, and calls ``on_end``. So the agent works as usual, and all other nodes of
-# the run learn of the death 0.1 s (a poll of the agent) and a collective's timeout earlier.
+# A thread for each worker sleeps on its pidfd. When the worker ends, it reads the status with ``WNOWAIT``, which leaves
+# the status for the agent's own wait, and calls ``on_end``. So the agent works as usual, and all other nodes of the run
+# learn of the death 0.1 s (a poll of the agent) and a collective's timeout earlier.
 #
 # Invariants:
 #
@@ -265,19 +262,11 @@ def is_available() -> bool:
     return sys.platform == "linux" and hasattr(os, "pidfd_open") and (PROC / "self" / "task").is_dir()
 
 
-@dataclass(slots=True)
-class _Watched:
-    worker: Worker
-    descriptor: int
-    memory: MemoryEvents
-    next_memory: MemoryEvents
-
-
 class WorkerWatch:
     """Reports each worker's end at once.
 
     Arguments:
-        on_end: called on the watch's thread with each end, successful or not.
+        on_end: called on a thread of the watch with each end, successful or not; one call at a time.
         run_id: run whose workers ``look`` finds.
         proc, cgroups: mount points of the proc and cgroup file systems.
     """
@@ -290,20 +279,18 @@ class WorkerWatch:
         self._proc = proc
         self._cgroups = cgroups
         self._lock = threading.Lock()
+        self._telling = threading.Lock()
         self._seen: set[int] = set()
-        self._living: dict[int, _Watched] = {}
-        self._new: deque[_Watched] = deque()
-        self._ends: deque[End] = deque()
-        """Ends that the callback has not been told."""
-        self._thread: threading.Thread | None = None
-        self._wake_reader, self._wake_writer = socket.socketpair()
-        self._wake_reader.setblocking(False)
+        self._living: dict[int, Worker] = {}
+        self._threads: set[threading.Thread] = set()
+        # The end of this pipe wakes all threads; the last one closes it.
+        self._stopping, self._stop = os.pipe()
         self._is_stopped = False
 
     @property
     def living(self) -> list[Worker]:
         """Watched workers that have not ended."""
-        return [watched.worker for watched in list(self._living.values())]
+        return list(self._living.values())
 
     def look(self) -> int:
         """Find new workers among this process' children; cheap, from any thread.
@@ -311,8 +298,8 @@ class WorkerWatch:
         Returns:
             Number of watched workers.
         """
-        if is_available() and not self._is_stopped:
-            with self._lock:
+        with self._lock:
+            if is_available() and not self._is_stopped:
                 children = set(_children(self._proc))
                 self._seen &= children
                 for pid in sorted(children - self._seen):
@@ -327,21 +314,27 @@ class WorkerWatch:
             rank: rank in the generation.
             local_rank: rank on its node.
         """
-        if is_available() and not self._is_stopped:
-            with self._lock:
+        with self._lock:
+            if is_available() and not self._is_stopped:
                 self._seen.add(pid)
                 self._watch(Worker(pid, rank, local_rank))
 
     def stop(self) -> None:
         """Stop watching. Idempotent."""
         with self._lock:
+            if self._is_stopped:
+                return
             self._is_stopped = True
-            thread, self._thread = self._thread, None
-        self._wake()
-        if thread is None:
-            self._close_all()
-        elif thread is not threading.current_thread():
-            thread.join()
+            os.close(self._stop)
+            threads = set(self._threads)
+            self._close_if_over()
+        if threading.current_thread() not in threads:  # not called by ``on_end``, for which other threads may wait
+            for thread in threads:
+                thread.join()
+
+    def _close_if_over(self) -> None:
+        if self._is_stopped and not self._threads:
+            os.close(self._stopping)
 
     def __enter__(self) -> WorkerWatch:
         return self
@@ -370,84 +363,48 @@ class WorkerWatch:
         with contextlib.suppress(OSError):  # it has ended, and its parent reports it
             descriptor = os.pidfd_open(worker.pid)
             memory = MemoryEvents.of(worker.pid, self._proc, self._cgroups)
-            watched = _Watched(worker, descriptor, memory, memory)
-            self._living[descriptor] = watched
-            self._new.append(watched)
-            self._start()
-            self._wake()
+            self._living[worker.pid] = worker
+            thread = threading.Thread(
+                target=self._follow, args=(worker, descriptor, memory), name="raftkv-worker", daemon=True
+            )
+            thread.start()
+            self._threads.add(thread)
 
-    def _start(self) -> None:
-        if self._thread is None:
-            self._thread = threading.Thread(target=self._run, name="raftkv-workers", daemon=True)
-            self._thread.start()
+    # ---- on the thread of a worker
 
-    def _wake(self) -> None:
-        with contextlib.suppress(OSError):
-            self._wake_writer.send(b"\0")
-
-    # ---- on the thread
-
-    def _run(self) -> None:
-        with selectors.DefaultSelector() as selector:
-            selector.register(self._wake_reader, selectors.EVENT_READ)
-            while not self._is_stopped:
-                try:
-                    self._turn(selector)
-                except MemoryError:  # what kills workers too: their ends are found again
-                    select.select((), (), (), STARVED_S)
-        self._close_all()
-
-    def _turn(self, selector: selectors.BaseSelector) -> None:
-        ready = [] if self._ends else selector.select(REFRESH_S if self._living else None)
-        self._take_new(selector)
-        for key, _ in ready:
-            if key.fd != self._wake_reader.fileno():
-                self._ended(selector, key.fd)
-        while self._ends:
-            self._on_end(self._ends[0])
-            self._ends.popleft()
-        if not ready:
-            self._refresh()
-
-    def _take_new(self, selector: selectors.BaseSelector) -> None:
-        with contextlib.suppress(BlockingIOError):
-            self._wake_reader.recv(4096)
-        while self._new:
-            selector.register(self._new[0].descriptor, selectors.EVENT_READ)
-            self._new.popleft()
-
-    def _refresh(self) -> None:
-        for watched in list(self._living.values()):
-            watched.memory, watched.next_memory = watched.next_memory, watched.memory.again()
-
-    def _ended(self, selector: selectors.BaseSelector, descriptor: int) -> None:
-        watched = self._living.get(descriptor)
-        if watched is not None:
-            end = _peek(watched)
-            del self._living[descriptor]
-            if end is not None:
-                self._ends.append(end)
-        selector.unregister(descriptor)
+    def _follow(self, worker: Worker, descriptor: int, memory: MemoryEvents) -> None:
+        before, end = memory, None
+        while not self._is_stopped:
+            try:
+                poll = select.poll()
+                for one in (descriptor, self._stopping):
+                    poll.register(one, select.POLLIN)
+                if not poll.poll(REFRESH_S * 1000):
+                    before, memory = memory, memory.again()
+                    continue
+                end = end or _peek(worker, descriptor, before)
+                self._living.pop(worker.pid, None)
+                if end is not None:
+                    with self._telling:
+                        self._on_end(end)
+                break
+            except MemoryError:  # what kills workers too
+                select.select((), (), (), STARVED_S)
         os.close(descriptor)
-
-    def _close_all(self) -> None:
-        for descriptor in list(self._living):
-            del self._living[descriptor]
-            os.close(descriptor)
-        self._wake_reader.close()
-        self._wake_writer.close()
+        with self._lock:
+            self._threads.remove(threading.current_thread())
+            self._close_if_over()
 
 
-def _peek(watched: _Watched) -> End | None:
-    """Return how a worker ended; None: the agent has already reaped it."""
+def _peek(worker: Worker, descriptor: int, before: MemoryEvents) -> End | None:
+    """Return how a worker ended; None: it has not, or the agent has already reaped it."""
     try:
-        status = os.waitid(os.P_PIDFD, watched.descriptor, os.WEXITED | os.WNOWAIT | os.WNOHANG)
+        status = os.waitid(os.P_PIDFD, descriptor, os.WEXITED | os.WNOWAIT | os.WNOHANG)
     except ChildProcessError:
         return None
     if status is None:
         return None
-    killed = watched.memory.again().grew_since(watched.memory)
-    return end_of(status, watched.worker, out_of_memory=killed)
+    return end_of(status, worker, out_of_memory=before.again().grew_since(before))
 
 
 def _children(proc: Path) -> Iterator[int]:

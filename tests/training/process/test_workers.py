@@ -120,6 +120,28 @@ def test_a_lack_of_memory_hides_no_end(start: Starter, monkeypatch: pytest.Monke
     assert ends.empty()
 
 
+def test_who_is_told_of_an_end_may_stop_the_watch_while_others_end(start: Starter) -> None:
+    told: queue.Queue[int] = queue.Queue()
+    both = threading.Event()
+
+    def stop(end: End) -> None:
+        assert both.wait(WAIT_S)
+        watch.stop()
+        told.put(end.worker.rank)
+
+    descriptors = len(os.listdir("/proc/self/fd"))
+    watch = WorkerWatch(stop, run_id=RUN)
+    workers = [start(rank=rank) for rank in (5, 6)]
+    watch.look()
+    for worker in workers:
+        worker.kill()
+    wait_for(lambda: not watch.living, "both ends")
+    both.set()
+    assert told.get(timeout=WAIT_S) in (5, 6)
+    watch.stop()
+    wait_for(lambda: len(os.listdir("/proc/self/fd")) == descriptors + len(workers), "the last thread's end")
+
+
 def test_a_worker_that_exits_is_told_with_the_exception_that_torch_wrote_down(watch, ends, start, tmp_path):
     error_file = tmp_path / "error.json"
     error_file.write_text('{"message": {"message": "RuntimeError: no data\\nmore"}}')
