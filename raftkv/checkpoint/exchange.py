@@ -26,8 +26,8 @@ from typing import Any, Final, TypeVar
 
 from raftkv.checkpoint.commit.attempt import PREPARED_MAX_BYTES, PREPARED_TOTAL_MAX_BYTES, Attempt
 from raftkv.checkpoint.commit.claim import Claim
+from raftkv.checkpoint.commit.manifest import MAX_BYTES, RECORD
 from raftkv.checkpoint.commit.manifest import NAME as MANIFEST
-from raftkv.checkpoint.commit.manifest import RECORD
 from raftkv.checkpoint.errors import DigestMismatch
 from raftkv.checkpoint.keys import FILES, AttemptId
 from raftkv.checkpoint.records import Checkpoint, FileRecord, Prepared, Reference
@@ -144,7 +144,7 @@ def _export(checkpoint: Checkpoint, target: Place, on_progress: Progress | None,
     data = read_manifest(checkpoint)
     manifest = decode_manifest(source.uri, data, checkpoint.manifest)
     if target.exists(MANIFEST):
-        if target.read(MANIFEST) != data:
+        if target.read(MANIFEST, MAX_BYTES) != data:
             raise ConfigError(f"another checkpoint lies at {target.uri}; export to an empty directory")
     elif others := [found.name for found in target.list() if not found.name.startswith(MANIFEST)]:
         raise ConfigError(f"other files lie at {target.uri}, such as {others[0]}; export to an empty directory")
@@ -181,10 +181,10 @@ def read_export(uri: str) -> tuple[Checkpoint, Incoming]:
     if not place.exists(RECORD):
         raise ConfigError(f"{place.uri} is not an export of a checkpoint, or an incomplete one: it has no {RECORD}")
     try:
-        checkpoint = Checkpoint.decode(place.read(RECORD))
+        checkpoint = Checkpoint.decode(place.read(RECORD, MAX_BYTES))
     except RecordError as error:
         raise DigestMismatch(place.uri, RECORD, f"cannot be read: {error}") from None
-    manifest = decode_manifest(place.uri, place.read(MANIFEST), checkpoint.manifest)
+    manifest = decode_manifest(place.uri, place.read(MANIFEST, MAX_BYTES), checkpoint.manifest)
     return checkpoint, incoming(checkpoint, place, [file for _, file in manifest.files])
 
 

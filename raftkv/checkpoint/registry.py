@@ -31,8 +31,8 @@ from raftkv.checkpoint.commit import attempt as attempts
 from raftkv.checkpoint.commit import summary
 from raftkv.checkpoint.commit.attempt import Attempt, Means, Taken
 from raftkv.checkpoint.commit.claim import CLAIM_NAME, Claim, WorldConditions, claim_generation
+from raftkv.checkpoint.commit.manifest import MAX_BYTES, Manifest, is_anothers
 from raftkv.checkpoint.commit.manifest import NAME as MANIFEST
-from raftkv.checkpoint.commit.manifest import Manifest, is_anothers
 from raftkv.checkpoint.copies import catalogue
 from raftkv.checkpoint.copies.catalogue import Copy, Spot, read_nearest
 from raftkv.checkpoint.errors import PrepareConflict, printable
@@ -655,7 +655,7 @@ async def write_manifest(uri: str, data: bytes) -> None:
         place = Place(uri)
         if place.write_new(MANIFEST, data):
             return
-        if is_anothers(place.read(MANIFEST), data):
+        if is_anothers(place.read(MANIFEST, MAX_BYTES), data):
             raise PrepareConflict(
                 f"{uri} is the directory of another checkpoint by now; nothing was committed: adopt a copy"
             )

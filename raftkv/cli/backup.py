@@ -251,11 +251,6 @@ class Place(Directory):
             self.fs.mv(self.path(name + PART_SUFFIX), self.path(name))
         self.make_durable(name)
 
-    def read(self, name: str) -> bytes:
-        """Return a small file, or the beginning of a large one. Raises StorageError."""
-        with self.named("read", name), self.open_reader(name) as file:
-            return file.read(MANIFEST_BYTES_MAX)
-
     def download(self, name: str, target: Path, advance: Advance = lambda size: None) -> None:
         """Copy a stored file to a local path.
 
@@ -290,7 +285,7 @@ class Place(Directory):
             if stem + DATA_SUFFIX not in there:
                 continue  # deleted in the meantime
             try:
-                one = Manifest.decode(self.read(name))
+                one = Manifest.decode(self.read(name, MANIFEST_BYTES_MAX))
                 if not one.belongs_to(stem):
                     raise RecordError(Manifest.NAME, f"it is that of {one.name}")
                 found.append(one)

@@ -24,6 +24,8 @@ from raftkv.client.records import RecordError
 
 NAME: Final = "raftkv-manifest.jsonl"
 """Name of the file, below the directory of a checkpoint; no rank may prepare a file of this name."""
+MAX_BYTES: Final = 512 * 1024 * 1024
+"""Maximum size that is read, twice what all ranks may prepare: another file of this name may be of any size."""
 RECORD: Final = "raftkv-checkpoint.json"
 """Name of the file beside it that says which checkpoint an exported directory holds."""
 FORMAT: Final = 1

@@ -21,8 +21,8 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Final
 
+from raftkv.checkpoint.commit.manifest import MAX_BYTES, Manifest
 from raftkv.checkpoint.commit.manifest import NAME as MANIFEST
-from raftkv.checkpoint.commit.manifest import Manifest
 from raftkv.checkpoint.errors import DigestMismatch
 from raftkv.checkpoint.keys import NAME_BYTES_MAX, AttemptId, RegistryKeys
 from raftkv.checkpoint.records import Checkpoint, Deleting
@@ -54,7 +54,7 @@ def holds_whole_checkpoint(uri: str) -> bool:
     if not place.exists(MANIFEST):
         return False
     try:
-        files = [file for _, file in Manifest.decode(place.read(MANIFEST)).files]
+        files = [file for _, file in Manifest.decode(place.read(MANIFEST, MAX_BYTES)).files]
     except RecordError:
         return False
     there = {found.name: found.size_bytes for found in place.list()}
@@ -142,7 +142,7 @@ def delete_bytes(gone: Deleting, kind: str, attempt: AttemptId) -> bool:
         place.delete_tree()
         return True
     if place.exists(MANIFEST):
-        manifest = decode_manifest(gone.uri, place.read(MANIFEST), gone.manifest)
+        manifest = decode_manifest(gone.uri, place.read(MANIFEST, MAX_BYTES), gone.manifest)
         if not manifest.is_of(kind, attempt):
             raise DigestMismatch(gone.uri, MANIFEST, f"is not that of attempt {attempt} ({kind})")
         for _, file in manifest.files:

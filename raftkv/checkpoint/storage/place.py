@@ -503,10 +503,21 @@ class Place:
 
     # ---- reading
 
-    def read(self, name: str) -> bytes:
-        """Return the content of a file. Raises StorageError."""
+    def read(self, name: str, size_max_bytes: int = -1) -> bytes:
+        """Return the content of a file, or its beginning.
+
+        Arguments:
+            name: file name.
+            size_max_bytes: maximum size of the result; -1: none.
+
+        Raises:
+            StorageError: it cannot be read.
+        """
         with self.named("read", name), self._open(name) as file:
-            return file.read()
+            if size_max_bytes >= 0:  # a local file reserves the memory for what it is asked for
+                size_max_bytes = min(size_max_bytes, file.seek(0, os.SEEK_END))
+                file.seek(0)
+            return file.read(size_max_bytes)
 
     def open_reader(self, name: str) -> IO[bytes]:
         """Open a file for reading. Raises StorageError; reads raise the errors of the file system."""

@@ -25,8 +25,8 @@ from dataclasses import dataclass
 from typing import IO, Any, Final
 
 from raftkv.checkpoint import digest
+from raftkv.checkpoint.commit.manifest import MAX_BYTES, RECORD, Manifest
 from raftkv.checkpoint.commit.manifest import NAME as MANIFEST
-from raftkv.checkpoint.commit.manifest import RECORD, Manifest
 from raftkv.checkpoint.digest import Digest, of_bytes
 from raftkv.checkpoint.errors import DigestMismatch, FilesChanged, StorageError
 from raftkv.checkpoint.records import Checkpoint, FileRecord
@@ -134,7 +134,7 @@ def load_manifest(checkpoint: Checkpoint) -> Manifest:
 def read_manifest(checkpoint: Checkpoint) -> bytes:
     """Return the unverified bytes of the list of a checkpoint's files. Raises StorageError, as ``load_manifest``."""
     try:
-        return Place(checkpoint.uri).read(MANIFEST)
+        return Place(checkpoint.uri).read(MANIFEST, MAX_BYTES)
     except StorageError as error:
         if not isinstance(error.__cause__, FileNotFoundError):
             raise

@@ -26,6 +26,7 @@ from raftkv.checkpoint.storage.verify import (
     check_there,
     load_manifest,
     open_verified,
+    read_manifest,
     read_verified,
     stream_verified,
     verify,
@@ -134,6 +135,13 @@ def test_a_manifest_that_was_changed_is_refused(place: Place, damage: Callable[[
     for look in (load_manifest, verify, lambda one: open_verified(one, "a.bin")):
         with pytest.raises(DigestMismatch, match="is not the one that was committed"):
             look(checkpoint)
+
+
+def test_of_a_large_file_in_place_of_a_manifest_only_the_beginning_is_read(place: Place, monkeypatch) -> None:
+    monkeypatch.setattr("raftkv.checkpoint.storage.verify.MAX_BYTES", 1000)
+    checkpoint = saved(place, DATA)
+    place.write(MANIFEST, bytes(5000))
+    assert read_manifest(checkpoint) == bytes(1000)
 
 
 @pytest.mark.parametrize("name", ["../outside", "/etc/passwd", "a/../../outside"])
