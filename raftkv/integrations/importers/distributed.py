@@ -97,8 +97,7 @@ def _ends(data: bytes) -> dict[str, int]:
 
     Nothing is executed. An item is a dictionary of ``relative_path``, ``offset`` and ``length``, in this order.
 
-    >>> import pickle
-    >>> _ends(pickle.dumps([{"relative_path": "__0_0.distcp", "offset": 8, "length": 300}]))
+    >>> _ends(b"(Vrelative_path\\nV__0_0.distcp\\nVoffset\\nI8\\nVlength\\nI300\\nd.")
     {'__0_0.distcp': 308}
     """
     ends: dict[str, int] = {}
