@@ -141,6 +141,9 @@ def leave(body: Callable[[], int], complain: Callable[[str], None], name: str = 
     _take_any_bytes()
     if signal.getsignal(signal.SIGINT) is signal.SIG_DFL:  # as set by ``start``
         signal.signal(signal.SIGINT, signal.default_int_handler)
+    if os.getpid() == 1 and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
+        # The kernel ignores a signal that the first process of a container does not handle.
+        signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
     _keep_memory_out_of_core_dumps()
     try:
         return _ended(body, complain, name)

@@ -89,6 +89,21 @@ def nobody(request: pytest.FixtureRequest) -> Iterator[Nobody]:
     nobody.close()
 
 
+def test_sigterm_ends_the_first_process_of_a_container() -> None:
+    """The agent of a node ignored the end of its pod while it waited for a member."""
+    nobody = Nobody(closes=False)
+    words = raftkvctl(nobody.endpoint, "run", "exec", "--job", "j", "--command-timeout=1h", "--", "true")
+    isolated = ("unshare", "--user", "--map-root-user", "--pid", "--fork", "--kill-child")
+    with Running([*isolated, *words]) as program:
+        assert nobody.came.wait(TIMEOUT_S), program.errors
+        outer = program.process.pid
+        (inner,) = map(int, Path(f"/proc/{outer}/task/{outer}/children").read_text().split())
+        os.kill(inner, signal.SIGTERM)
+        assert program.process.wait(SOON_S) == 128 + signal.SIGTERM, program.errors
+        assert "Traceback" not in program.errors
+    nobody.close()
+
+
 @pytest.mark.parametrize("program", ["etcdctl", "raftkvctl"])
 def test_ctrl_c_ends_the_script_that_runs_a_command(program: str) -> None:
     """A shell goes on with a script whose command has ended otherwise than by the signal: loops went round for ever."""
