@@ -116,15 +116,21 @@ class PlainCall(ServerCall):
             self._send_whole(response, response.body if isinstance(response.body, bytes) else b"")
             return
         self._send_head(response)
-        async for piece in response.body:
+        pieces = aiter(response.body)
+        while True:
+            # Before a piece is made: what waits outside the queue is not counted.
             while self._state == OPEN and not self._core.account.has_room(self.send_buffer_size):
                 await self._wait_drained()
+            piece = await anext(pieces, None)
             if self._state != OPEN:
                 return
+            if piece is None:
+                break
             self._core.h2.send_data(self.stream_id, piece)
             self.sent_bytes += len(piece)
             self._core.account.queue(len(piece))
             self._core.answered()
+            del piece
         self._end()
 
     def _send_whole(self, response: HttpResponse, body: bytes) -> None:

@@ -79,6 +79,7 @@ async def test_answers_in_pieces_wait_when_their_connection_has_enough() -> None
             for _ in range(50):
                 await asyncio.sleep(0.001)
         assert queued_bytes(echo) <= 5 * MIB, "half the limit, and a piece of each stream"
+        assert handler.made - queued_bytes(echo) < len(PIECE), "a piece that waits is not counted"
         assert handler.ended == 0
         wide = raw.settings((4, 2**31 - 1)) + raw.frame(raw.WINDOW_UPDATE, 0, 0, (2**31 - 65_536).to_bytes(4, "big"))
         client.send(wide)
