@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Final
+from weakref import WeakValueDictionary
 
 from raftkv import errors
 from raftkv.apply import check
@@ -82,6 +83,15 @@ class QueueEntry:
         return self.key[: self.key.rindex(b"/") + 1]
 
 
+class _Ahead:
+    """A key that waiters wait for: any client may write one below a prefix, it may be long, and thousands may wait."""
+
+    __slots__ = ("__weakref__", "key")
+
+    def __init__(self, key: bytes) -> None:
+        self.key = key
+
+
 class Queue:
     """Creates entries in queues, and waits for their turns.
 
@@ -91,6 +101,7 @@ class Queue:
 
     def __init__(self, recipe: Recipe) -> None:
         self._recipe = recipe
+        self._waited_for: WeakValueDictionary[bytes, _Ahead] = WeakValueDictionary()
 
     async def enter(self, call: ServerCall, name: bytes, lease_id: int, value: bytes = b"") -> QueueEntry:
         """Create an entry, or find the entry that the lease already has.
@@ -149,8 +160,8 @@ class Queue:
             ahead = await self._just_before(entry)
             if ahead is not None:
                 # The search may have taken time in which neither key was watched.
-                if self._has(entry) and self._is_ahead(ahead, entry):
-                    await self._recipe.changed(ahead, entry.key)
+                if self._has(entry) and self._is_ahead(ahead.key, entry):
+                    await self._recipe.changed(ahead.key, entry.key)
             elif await self._is_confirmed(queue_of(entry.identity)):
                 return self._recipe.store.revision if self._has(entry) else None
         return None
@@ -175,8 +186,8 @@ class Queue:
         kvs = self._recipe.find(_Range(key=key, keys_only=True))
         return bool(kvs) and kvs[0].create_revision < entry.create_revision
 
-    async def _just_before(self, entry: QueueEntry) -> bytes | None:
-        """Return the youngest of the older keys."""
+    async def _just_before(self, entry: QueueEntry) -> _Ahead | None:
+        """Return the youngest of the older keys, as one object for all that wait for it."""
         prefix = entry.prefix
         request = _Range(
             key=prefix,
@@ -188,7 +199,7 @@ class Queue:
             keys_only=True,
         )
         _, kvs = await self._recipe.find_all(request, queue_of(entry.identity))
-        return next((kv.key for kv in kvs), None)
+        return self._waited_for.setdefault(kvs[0].key, _Ahead(kvs[0].key)) if kvs else None
 
 
 def _enter_request(prefix: bytes, key: bytes, lease_id: int, value: bytes) -> rpc_pb2.TxnRequest:

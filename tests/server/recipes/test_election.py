@@ -125,10 +125,10 @@ async def test_a_leader_is_read_when_the_observer_has_room_for_it(member, monkey
     task.cancel()
 
 
-async def test_calls_that_wait_keep_no_values(member: RecipeMember) -> None:
+async def test_calls_that_wait_keep_no_keys_and_values(member: RecipeMember) -> None:
     """10,000 of one connection had 1.4 MB each that no budget counted."""
     size_bytes, count = 100_000, 20
-    for key, lease in ((b"e/a", 10), (b"e/b", 11)):
+    for key, lease in ((b"e/" + b"a" * size_bytes, 10), (b"e/b", 11)):
         member.put(key, bytes(size_bytes), lease=lease)
     tracemalloc.start()
     observers = [member.observe(b"e") for _ in range(count)]
