@@ -96,7 +96,7 @@ def statements(path: Path) -> list[Import]:
             found.append(Import(module, [alias.name for alias in node.names], is_at_import))
         elif not isinstance(node, ast.expr):
             later = isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) or (
-                isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test)
+                isinstance(node, ast.If) and isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING"
             )
             for child in ast.iter_child_nodes(node):
                 visit(child, is_at_import and not later)

@@ -12,7 +12,7 @@ from raftkv.pb import rpc_pb2
 from raftkv.rpc.server.calls import UnaryCall
 from raftkv.server.streams.lease import LeaseService
 
-CALLS = 100
+CALLS = 40
 KEYS = 12_000
 LEASE = 7
 

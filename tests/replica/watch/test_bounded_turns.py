@@ -20,7 +20,7 @@ from tests.replica.watch.test_hub import World
 TURN_MAX_BYTES = 16 * 1024 * 1024
 EVENTS_MAX = 10_000
 """Events that a turn or step may encode: each takes 1 to 2 us."""
-MANY = 30_000
+MANY = 20_000
 
 
 @pytest.fixture
