@@ -55,13 +55,16 @@ pythons:  ## the tests of `make quick` on each Python from 3.11 on that is found
 wheels:  ## a compiled wheel for each of these Pythons: labelled for the oldest Linux that takes it, tried; dist/wheels
 	$(PYTHON) -m requirements.pythons wheels
 
-test: $(VENV) $(CLIENTS)  ## the tests without those that take long; some wait, so four processes keep two cores busy
+# Each process imports every test, which takes it 11 s of a processor: three keep two cores as busy as four do here.
+test test-interpreted: JOBS := $(if $(filter file,$(origin JOBS)),3,$(JOBS))
+
+test: $(VENV) $(CLIENTS)  ## the tests without those that take long
 	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal
 
 test-interpreted: $(VENV)  ## long tests that replace parts of the hot path: `make test-all` has them too, unless that is compiled
 	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal -m "long and interpreted" $(INTERPRETED)
 
-test-all: $(VENV) $(FOREIGN)  ## the tests that `make test` leaves out: long storms, all seeds, every foreign client
+test-all: $(VENV) $(FOREIGN)  ## the tests that `make test` leaves out: long storms, all seeds, every foreign client; many wait
 	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal -m long
 
 verify: $(VENV)  ## format, lint, types, generated code current; writes nothing
