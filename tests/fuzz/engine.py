@@ -14,7 +14,7 @@ from pathlib import Path
 from random import Random
 
 from tests.fuzz.mutate import Mutator
-from tests.fuzz.oracle import Judge, watched
+from tests.fuzz.oracle import GROWTH_WARM_UP, Judge, watched
 from tests.fuzz.target import Target
 
 KEPT_MAX = 300
@@ -79,7 +79,8 @@ def run(target: Target, seed: int, examples: int | None = None, seconds: float |
                 mutator.keep(data)
             outcomes[outcome] = outcomes.get(outcome, 0) + 1
             made += 1
-        judge.check_growth()
+        if judge.inputs > GROWTH_WARM_UP:  # else there is nothing to compare with
+            judge.check_growth()
     return Report(
         target.name,
         judge.inputs,
