@@ -37,6 +37,7 @@ from raftkv.storage.backend.lmdb import LMDBBackend, check_copy, read_value, rep
 from raftkv.storage.datadir import remove_unneeded
 from raftkv.storage.failpoints import failpoint
 from raftkv.storage.restore import scan_steps
+from raftkv.storage.revision import SUB_BITS, from_key, unseal
 
 _CHUNK_BYTES: Final = 1 << 20
 
@@ -176,6 +177,20 @@ def verify_snapshot(path: Path, info: SnapshotInfo, rest: Callable[[float], None
     found = read_meta(path)
     if found != SnapshotMeta(info.index, info.term, info.conf_state):
         raise CorruptionError(f"snapshot {path} is of entry {found.index}, announced was {info.index}")
+
+
+def is_continued(path: Path, key: bytes, data: bytes) -> bool:
+    """Return whether a database may be a later state of a history: it has a record of it, or has compacted it.
+
+    Arguments:
+        path: file of the database, which must not be open elsewhere.
+        key, data: revision key and KeyValue of the record.
+    """
+    with closing(LMDBBackend(path, read_only=True)) as backend, closing(backend.begin_read()) as read:
+        record = read.get_record(key)
+        if record is None or unseal(key, record) != data:
+            return from_key(key) >> SUB_BITS <= max(schema.read_compact_revisions(read.get))
+        return True
 
 
 def install_snapshot(received: Path, target: Path, info: SnapshotInfo) -> None:

@@ -202,7 +202,7 @@ class Replica:
             partial(check_room, free_disk_bytes=devices.free_bytes),
             self.damaged,
         )
-        self.receiver = SnapshotReceiver(directory, self.node.awaits_snapshot)
+        self.receiver = SnapshotReceiver(directory, self.node.awaits_snapshot, self._newest_record, self.node.fatal)
 
     def _make_node(self, devices: Devices, on_fatal: Callable[[BaseException], None]) -> Node:
         config, durable, store = self.config, self.durable, self.store
@@ -234,6 +234,12 @@ class Replica:
         node.on_damage = self.damaged
         node.may_hold_lease = self._may_hold_lease
         return node
+
+    def _newest_record(self) -> tuple[bytes, bytes] | None:
+        try:
+            return next(iter(self.store.history(self.store.revision, self.store.revision)), None)
+        except CorruptionError:
+            return None
 
     def _starts_within_lease(self) -> bool:
         log = self.durable.log

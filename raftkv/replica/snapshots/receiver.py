@@ -22,7 +22,7 @@ from typing import Any, Final
 from google.protobuf.message import DecodeError
 
 from raftkv import errors
-from raftkv.errors import CorruptionError, StorageError
+from raftkv.errors import CorruptionError, ForkedError, StorageError
 from raftkv.histograms import DISK_S, Buckets, doubling
 from raftkv.loop.scheduler import on_thread
 from raftkv.pb import raft_pb2
@@ -45,7 +45,8 @@ from raftkv.storage.backend.copying import SteadyFile
 from raftkv.storage.datadir import give_back, sync_directory
 from raftkv.storage.failpoints import failpoint
 from raftkv.storage.mvcc import Beside, Store
-from raftkv.storage.snapshot import DamagedSourceError, SnapshotInfo, verify_snapshot
+from raftkv.storage.revision import SUB_BITS, from_key
+from raftkv.storage.snapshot import DamagedSourceError, SnapshotInfo, is_continued, verify_snapshot
 
 # -- partials -------------------------------------------------------------------------------------------------------
 #
@@ -209,11 +210,21 @@ class SnapshotReceiver:
     Arguments:
         directory: directory of the databases until they are installed.
         is_awaited: returns whether the database of an index is already about to be installed.
+        newest: returns the newest record of this member, a revision key and a KeyValue, if it can be read.
+        on_fork: called with an error if the leader has another history, after which the member must stop.
     """
 
-    def __init__(self, directory: Path, is_awaited: Callable[[int], bool]) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        is_awaited: Callable[[int], bool],
+        newest: Callable[[], tuple[bytes, bytes] | None],
+        on_fork: Callable[[ForkedError], None],
+    ) -> None:
         self._directory = directory
         self._is_awaited = is_awaited
+        self._newest = newest
+        self._on_fork = on_fork
         self._receiving: set[asyncio.Task[object]] = set()
         self._writers: dict[Path, asyncio.Task[object]] = {}
         """The task that owns each file, until it is in place or removed: no other task writes or removes it."""
@@ -350,6 +361,7 @@ class SnapshotReceiver:
             info = SnapshotInfo(meta.index, meta.term, meta.conf_state, header.size_bytes, digest, bool(header.sha256))
             given_up = threading.Event()
             await on_thread(lambda: _verify(path, info, header.message.from_id, given_up), given_up.set)
+            await self._check_history(path, header.message.from_id)
             failpoint("snapshotBeforeRename")
             if not self._is_awaited(meta.index):
                 os.replace(path, snapshot_path(self._directory, meta.index))
@@ -362,6 +374,18 @@ class SnapshotReceiver:
                 raise
         finally:
             remove_soon(path)
+
+    async def _check_history(self, path: Path, sender: int) -> None:
+        """Refuse a database that would replace what the other members lost: the log may not reach back that far."""
+        newest = self._newest()
+        if newest is None or await on_thread(lambda: is_continued(path, *newest)):
+            return
+        error = ForkedError(
+            f"revision {from_key(newest[0]) >> SUB_BITS} was committed here, and the database that {sender:x} sent has "
+            "another one: other members lost acknowledged writes, which this one may have"
+        )
+        self._on_fork(error)
+        raise StorageError(str(error))
 
     async def _path(self, header: raft_pb2.SnapshotChunk) -> Path:
         """Return the file for a received database; no other task writes it."""
