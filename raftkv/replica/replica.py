@@ -235,7 +235,10 @@ class Replica:
         node.may_hold_lease = self._may_hold_lease
         return node
 
-    def _newest_record(self) -> tuple[bytes, bytes] | None:
+    def _newest_record(self, index: int) -> tuple[bytes, bytes] | None:
+        """Return the newest record of the store, if the state after an entry must have it or have compacted it."""
+        if self.store.applied_index >= index:
+            return None  # this member went on meanwhile: it will not install that state
         try:
             return next(iter(self.store.history(self.store.revision, self.store.revision)), None)
         except CorruptionError:

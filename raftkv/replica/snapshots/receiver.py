@@ -210,7 +210,8 @@ class SnapshotReceiver:
     Arguments:
         directory: directory of the databases until they are installed.
         is_awaited: returns whether the database of an index is already about to be installed.
-        newest: returns the newest record of this member, a revision key and a KeyValue, if it can be read.
+        newest: returns the newest record of this member, a revision key and a KeyValue, if it can be read and the state
+            after an entry must have it.
         on_fork: called with an error if the leader has another history, after which the member must stop.
     """
 
@@ -218,7 +219,7 @@ class SnapshotReceiver:
         self,
         directory: Path,
         is_awaited: Callable[[int], bool],
-        newest: Callable[[], tuple[bytes, bytes] | None],
+        newest: Callable[[int], tuple[bytes, bytes] | None],
         on_fork: Callable[[ForkedError], None],
     ) -> None:
         self._directory = directory
@@ -361,7 +362,7 @@ class SnapshotReceiver:
             info = SnapshotInfo(meta.index, meta.term, meta.conf_state, header.size_bytes, digest, bool(header.sha256))
             given_up = threading.Event()
             await on_thread(lambda: _verify(path, info, header.message.from_id, given_up), given_up.set)
-            await self._check_history(path, header.message.from_id)
+            await self._check_history(path, meta.index, header.message.from_id)
             failpoint("snapshotBeforeRename")
             if not self._is_awaited(meta.index):
                 os.replace(path, snapshot_path(self._directory, meta.index))
@@ -375,9 +376,9 @@ class SnapshotReceiver:
         finally:
             remove_soon(path)
 
-    async def _check_history(self, path: Path, sender: int) -> None:
+    async def _check_history(self, path: Path, index: int, sender: int) -> None:
         """Refuse a database that would replace what the other members lost: the log may not reach back that far."""
-        newest = self._newest()
+        newest = self._newest(index)
         if newest is None or await on_thread(lambda: is_continued(path, *newest)):
             return
         error = ForkedError(

@@ -98,7 +98,7 @@ def receive(
     """Take what some senders send at once; messages or errors."""
 
     async def scenario() -> list[Any]:
-        taker = SnapshotReceiver(directory, awaited, lambda: None, raised)
+        taker = SnapshotReceiver(directory, awaited, lambda index: None, raised)
         taking: list[Any] = [taker.receive(call, sender) for call in calls]
         return list(await asyncio.gather(*taking, return_exceptions=True))
 
@@ -136,7 +136,9 @@ def test_database_of_another_history_is_refused(tmp_path, sent, revision: int, d
     forks: list[ForkedError] = []
 
     async def scenario() -> Message:
-        taker = SnapshotReceiver(tmp_path, lambda index: False, lambda: (to_key(pack(revision, 0)), data), forks.append)
+        taker = SnapshotReceiver(
+            tmp_path, lambda index: False, lambda index: (to_key(pack(revision, 0)), data), forks.append
+        )
         return await taker.receive(Call(chunks_of(sent)), 1)
 
     if not is_fork:
@@ -268,7 +270,7 @@ def test_two_senders_do_not_write_one_file(tmp_path: Path, sent: tuple[Path, Sna
 def test_ignored_database_is_removed_and_an_awaited_one_is_kept(tmp_path, sent):
     (message,) = receive(tmp_path, Call(chunks_of(sent)))
     awaited: list[int] = [30]
-    taker = SnapshotReceiver(tmp_path, awaited.__contains__, lambda: None, raised)
+    taker = SnapshotReceiver(tmp_path, awaited.__contains__, lambda index: None, raised)
     before = (tmp_path / PLACED).stat().st_ino
     assert isinstance(receive(tmp_path, Call(chunks_of(sent)), awaited=awaited.__contains__)[0], Message)
     taker.settle(message)
@@ -281,7 +283,7 @@ def test_ignored_database_is_removed_and_an_awaited_one_is_kept(tmp_path, sent):
 async def test_awaited_database_survives_another_of_the_same_entry(tmp_path, sent):
     """Two leaders, one after the other, sent one each: the core ignores the first message and takes the second."""
     awaited: list[int] = []
-    taker = SnapshotReceiver(tmp_path, awaited.__contains__, lambda: None, raised)
+    taker = SnapshotReceiver(tmp_path, awaited.__contains__, lambda index: None, raised)
     first, second = [await taker.receive(Call(chunks_of(sent)), 1) for _ in range(2)]
     taker.settle(first)
     assert names(tmp_path) == [PLACED]
@@ -310,7 +312,7 @@ def test_without_room_nothing_is_received(tmp_path, sent, monkeypatch):
 
 
 async def test_receive_is_cancelled_when_room_is_needed(tmp_path: Path, sent: tuple[Path, SnapshotInfo]) -> None:
-    taker = SnapshotReceiver(tmp_path, lambda index: False, lambda: None, raised)
+    taker = SnapshotReceiver(tmp_path, lambda index: False, lambda index: None, raised)
     call: Any = Call(chunks_of(sent)[:3], hangs=True)
     receiving = asyncio.create_task(taker.receive(call, 1))
     await until(lambda: names(tmp_path))
@@ -371,7 +373,7 @@ async def _take(taker: SnapshotReceiver, chunks: Chunks) -> object:
 @pytest.mark.parametrize("restarted", [False, True])
 async def test_a_broken_stream_is_gone_on_with_where_it_stopped(tmp_path, sent, monkeypatch, restarted):
     monkeypatch.setattr(receiver, "WRITE_BYTES", 1)
-    taker = SnapshotReceiver(tmp_path, lambda index: False, lambda: None, raised)
+    taker = SnapshotReceiver(tmp_path, lambda index: False, lambda index: None, raised)
     assert await _offset(taker, sent[1]) == 0
     for end in (1, 9_000, 17_000):
         have = await _offset(taker, sent[1])
@@ -379,7 +381,7 @@ async def test_a_broken_stream_is_gone_on_with_where_it_stopped(tmp_path, sent, 
         assert str(error) == "a snapshot ended early"
         if restarted:
             files.remove_leftovers(tmp_path)
-            taker = SnapshotReceiver(tmp_path, lambda index: False, lambda: None, raised)
+            taker = SnapshotReceiver(tmp_path, lambda index: False, lambda index: None, raised)
             taker.start()
         assert await _offset(taker, sent[1]) == end
         assert await _offset(taker, replace(sent[1], sha256=bytes(32))) == 0, "another copy"
@@ -399,7 +401,7 @@ def test_stream_resuming_past_received_bytes_is_refused(tmp_path: Path, sent: tu
 async def test_bytes_that_a_power_cut_lost_are_found_missing(tmp_path, sent, monkeypatch):
     """The file says that it has them: what it has is compared with the digest all the same, and all comes again."""
     monkeypatch.setattr(receiver, "WRITE_BYTES", 1)
-    taker = SnapshotReceiver(tmp_path, lambda index: False, lambda: None, raised)
+    taker = SnapshotReceiver(tmp_path, lambda index: False, lambda index: None, raised)
     await _take(taker, resumable(sent, 0, 17_000))
     path = receiver.partial_path(tmp_path, 30, 3, sent[1].size_bytes, sent[1].sha256)
     data = bytearray(path.read_bytes())
@@ -414,7 +416,7 @@ async def test_bytes_that_a_power_cut_lost_are_found_missing(tmp_path, sent, mon
 
 async def test_the_next_stream_ends_one_that_is_not_known_to_be_dead(tmp_path, sent, monkeypatch):
     monkeypatch.setattr(receiver, "WRITE_BYTES", 1)
-    taker = SnapshotReceiver(tmp_path, lambda index: False, lambda: None, raised)
+    taker = SnapshotReceiver(tmp_path, lambda index: False, lambda index: None, raised)
     dead: Any = Call(resumable(sent, 0, 20_000), hangs=True)
     receiving = asyncio.create_task(taker.receive(dead, 1))
     await until(lambda: dead._chunks == [])
@@ -432,7 +434,7 @@ async def test_the_next_stream_ends_one_that_is_not_known_to_be_dead(tmp_path, s
 
 async def test_remains_of_a_database_are_removed(tmp_path, sent, monkeypatch):
     other = replace(sent[1], sha256=bytes(32))
-    taker = SnapshotReceiver(tmp_path, lambda index: False, lambda: None, raised)
+    taker = SnapshotReceiver(tmp_path, lambda index: False, lambda index: None, raised)
     await _take(taker, resumable((sent[0], other), 0, 20_000))
     (kept,) = names(tmp_path)
     await _take(taker, resumable(sent, 0, 20_000))
@@ -464,7 +466,7 @@ async def test_database_being_checked_is_not_taken_for_an_abandoned_one(tmp_path
 
     monkeypatch.setattr(receiver, "WRITE_BYTES", 1)
     check = Check(monkeypatch)
-    taker = SnapshotReceiver(tmp_path, lambda index: False, lambda: None, raised)
+    taker = SnapshotReceiver(tmp_path, lambda index: False, lambda index: None, raised)
     await _take(taker, resumable(sent, 0, 20_000))
     whole = asyncio.create_task(_take(taker, resumable(sent, 20_000)))
     await until(check.begun.is_set)
@@ -495,7 +497,7 @@ async def test_a_stream_does_not_write_to_a_file_that_is_being_checked(tmp_path,
     """A sender whose connection broke silently comes again: it wrote on into what was by then the database in use."""
     looked: list[bytes] = []
     check = Check(monkeypatch)
-    taker = SnapshotReceiver(tmp_path, lambda index: False, lambda: None, raised)
+    taker = SnapshotReceiver(tmp_path, lambda index: False, lambda index: None, raised)
     first = asyncio.create_task(_take(taker, resumable(sent)))
     await until(check.begun.is_set)
     call: Any = Second(resumable(sent), first, lambda: looked.append((tmp_path / PLACED).read_bytes()))
@@ -526,7 +528,7 @@ async def test_receive_cancelled_during_allocation_frees_the_room(tmp_path, sent
         targets = [os.readlink(link) for link in links if os.path.islink(link)]
         return [target for target in targets if target.startswith(str(tmp_path))]
 
-    taker = SnapshotReceiver(tmp_path, lambda index: False, lambda: None, raised)
+    taker = SnapshotReceiver(tmp_path, lambda index: False, lambda index: None, raised)
     with monkeypatch.context() as patch:
         patch.setattr(os, "posix_fallocate", slow)
         receiving = asyncio.create_task(_take(taker, resumable(sent)))
@@ -547,7 +549,7 @@ async def test_a_disk_that_fills_up_leaves_nothing_behind(tmp_path, sent, monkey
     def full(*_: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    taker = SnapshotReceiver(tmp_path, lambda index: False, lambda: None, raised)
+    taker = SnapshotReceiver(tmp_path, lambda index: False, lambda index: None, raised)
     with monkeypatch.context() as patch:
         patch.setattr(os, step, full)
         error = await _take(taker, resumable(sent))
