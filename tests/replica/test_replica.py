@@ -117,3 +117,11 @@ def test_subscriptions_are_in_one_place() -> None:
         if SUBSCRIPTION.search(line)
     ]
     assert elsewhere == []
+
+
+def test_database_is_compared_with_this_history_only_if_it_is_newer() -> None:
+    """A member that went on through the log stopped when an older database arrived late: it lacks the last record."""
+    newest = (b"revision key", b"key and value")
+    store = SimpleNamespace(applied_index=5, revision=3, history=lambda first, last: iter([newest]))
+    found = [Replica._newest_record(cast(Any, SimpleNamespace(store=store)), index) for index in (4, 5, 6)]
+    assert found == [None, None, newest]
