@@ -26,6 +26,7 @@ TABLES = {
     "operate": PERFORMANCE,
     "registry": PERFORMANCE,
     "restart": ROOT / "docs" / "training" / "index.md",
+    "tenants": PERFORMANCE,
 }
 """The page with the table of each benchmark, which is between markers with the benchmark's name."""
 

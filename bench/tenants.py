@@ -31,10 +31,10 @@ from bench.hostile.attacker import ROOT_PASSWORD, Attacker, login, secure
 from bench.hostile.honest import HonestProcess
 from bench.hostile.measure import SIZE, agreement, elections, metrics_of
 from bench.hostile.rows import ROWS, Row
-from bench.report import finish, markdown, names_of, parser_of
+from bench.report import finish, machine, markdown, names_of, parser_of, plot_bars
 from bench.stage import NAMES, PROGRAMS, allow_many_files, load, number_of_leader, progress
 from raftkv.rpc.status import RpcError
-from tests.procs import Cluster, Program
+from tests.procs import ROOT, Cluster, Program
 
 GREEDY_ADDRESS: Final = "127.9.9.9"
 """Source address of the flood, which makes it a separate identity."""
@@ -62,6 +62,8 @@ FLOODS: Final = {
 """Rows of ``bench.hostile`` that run concurrently, by name of the flood; each other row is a flood by its own name."""
 KNOWN: Final = {row.name: (row.name,) for row in ROWS} | FLOODS
 
+PLOT: Final = ROOT / "docs" / "images" / "tenants.svg"
+COLOURS: Final = {"etcd": "#9aa5b1", "raftkv": "#2563eb"}
 HEADINGS: Final = ("flood", "program", "capacity/s", "rate kept", "p99 alone", "p99", "ratio", "stall", "misses")
 
 
@@ -154,7 +156,7 @@ def run(flood: str, program: str, scale: float, seconds: float) -> tuple[list[st
 
 def main() -> None:
     """Run the measurements and print the table; exit with 1 if raftkv missed a bar."""
-    parser = parser_of(__doc__)
+    parser = parser_of(__doc__, writes="the table and the plot of docs/reference/performance.md")
     parser.add_argument("--floods", type=names_of(KNOWN), default=list(FLOODS), help=f"of {', '.join(KNOWN)}")
     parser.add_argument("--scale", type=float, default=0.2, help="of the numbers of the flood's rows")
     parser.add_argument("--seconds", type=float, default=5.0, help="of the time alone, and of the flood")
@@ -171,7 +173,17 @@ def main() -> None:
                 lines.append([flood, program, *cells, "; ".join(missed) or "-"])
                 problems += [f"{flood}: {text}" for text in missed if program == "raftkv"]
                 progress("  ".join(lines[-1]))
-    finish(markdown(HEADINGS, lines, texts=2), problems)
+    if options.write:
+        bars = [
+            (f"{flood}, {program}", float(cells[5].split()[0]), cells[5], COLOURS[program])
+            for flood, program, *cells in lines
+        ]
+        plot_bars(PLOT, "Longest put of a client beside a flood of another", "seconds", bars)
+    facts = machine()
+    what = (
+        f"{facts['cores']} cores, hot path {facts['hot_path']}, {options.seconds:g} s for each flood, {facts['date']}"
+    )
+    finish(f"{markdown(HEADINGS, lines, texts=2)}\n\n{what}", problems, table="tenants" if options.write else "")
 
 
 if __name__ == "__main__":
