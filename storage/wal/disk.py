@@ -182,11 +182,10 @@ class RealDisk:
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BaseException as error:
-            # NFS locks no directory: the lock of the file must do there.
-            if is_directory and isinstance(error, OSError) and error.errno == errno.EBADF:
-                return fd
-            os.close(fd)
-            raise
+            # Network file systems may lock no directory (NFS: EBADF): the lock of the file must do there.
+            if not is_directory or isinstance(error, BlockingIOError) or not isinstance(error, OSError):
+                os.close(fd)
+                raise
         return fd
 
     def create(self, path: str) -> int:

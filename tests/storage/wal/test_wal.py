@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import os
 import stat
 import subprocess
@@ -123,6 +125,22 @@ def test_the_same_process_cannot_have_it_open_twice(directory: str) -> None:
         WAL.create(directory, METADATA)
     wal.close()
     WAL.open(directory)[0].close()
+
+
+def test_file_system_that_locks_no_directory_is_accepted(directory: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As NFS does not: there the lock file alone keeps others out."""
+    lock = fcntl.flock
+
+    def refuse(descriptor: int, operation: int) -> None:
+        if stat.S_ISDIR(os.fstat(descriptor).st_mode):
+            raise OSError(errno.EBADF, os.strerror(errno.EBADF))
+        lock(descriptor, operation)
+
+    monkeypatch.setattr(fcntl, "flock", refuse)
+    wal = WAL.create(directory, METADATA, segment_bytes=4096)
+    with pytest.raises(WALLockedError):
+        WAL.open(directory)
+    wal.close()
 
 
 def test_a_torn_tail_on_a_real_file_is_cut_and_kept_beside_it(directory: str) -> None:
