@@ -189,6 +189,8 @@ def _process() -> Iterator[None]:
     gc.set_threshold(*thresholds)
     gc.callbacks[:] = callbacks
     gc.unfreeze()
+    gc.collect()  # connections of members that failed
+    gc.freeze()  # as tests/conftest.py has it: every later collection of this process would look at all modules
     os.umask(mask)
 
 
