@@ -172,14 +172,7 @@ class Applier:
             Kind.AUTH: self._auth,
         }
 
-    def apply(
-        self,
-        kind: int,
-        body: bytes,
-        request: Any = None,
-        *,
-        is_answered: bool = True,
-    ) -> Outcome:
+    def apply(self, kind: int, body: bytes, request: Any = None, *, is_answered: bool = True) -> Outcome:
         """Execute one entry at once, however long it takes.
 
         Arguments:
@@ -197,14 +190,7 @@ class Applier:
             outcome.body, outcome.read = b"".join(pieces), None
         return outcome
 
-    def begin(
-        self,
-        kind: int,
-        body: bytes,
-        request: Any = None,
-        *,
-        is_answered: bool = True,
-    ) -> Outcome | Work:
+    def begin(self, kind: int, body: bytes, request: Any = None, *, is_answered: bool = True) -> Outcome | Work:
         """Execute one entry, or begin to if it is much work.
 
         Arguments:

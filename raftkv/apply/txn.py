@@ -617,12 +617,7 @@ def read_answer(
 
 
 def _read_operation(
-    view: compares.View,
-    kind: str,
-    request: Any,
-    step: Step | None,
-    grow: Callable[[int], None],
-    body: list[bytes],
+    view: compares.View, kind: str, request: Any, step: Step | None, grow: Callable[[int], None], body: list[bytes]
 ) -> Generator[None, None, int]:
     """Read the response of one operation into ``body``; return the revision of its header."""
     if step is None:

@@ -35,12 +35,7 @@ from raftkv.client.errors import EndpointsFailed
 from raftkv.client.rpc import methods
 from raftkv.client.rpc.retry import until_answered
 from raftkv.config import ServerConfig
-from raftkv.errors import (
-    ConfigError,
-    PeerURLExistsError,
-    RaftKVError,
-    StatusError,
-)
+from raftkv.errors import ConfigError, PeerURLExistsError, RaftKVError, StatusError
 from raftkv.offline.archive import MemberArchive
 from raftkv.offline.directory import log_of
 from raftkv.pb import rpc_pb2

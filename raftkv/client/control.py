@@ -22,14 +22,7 @@ from raftkv.client.rpc import methods, retry
 from raftkv.client.rpc.retry import Backoff
 from raftkv.client.scope import Text, prefix_end, to_bytes
 from raftkv.client.values import DELETE, PUT, Event, KeyValue, RangeResult, TxnResult
-from raftkv.errors import (
-    CANCELED,
-    CompactedError,
-    ConfigError,
-    FutureRevisionError,
-    ResponseTooLargeError,
-    StatusError,
-)
+from raftkv.errors import CANCELED, CompactedError, ConfigError, FutureRevisionError, ResponseTooLargeError, StatusError
 from raftkv.pb import rpc_pb2
 
 if TYPE_CHECKING:
@@ -329,13 +322,7 @@ async def txn_until_answered(
 
 
 async def read_below(
-    control: Control,
-    prefix: str,
-    keys_max: int,
-    *,
-    limit: int = 0,
-    descending: bool = False,
-    keys_only: bool = False,
+    control: Control, prefix: str, keys_max: int, *, limit: int = 0, descending: bool = False, keys_only: bool = False
 ) -> AsyncIterator[Sequence[KeyValue]]:
     """Yield the keys below a prefix in order, page by page; each page is read at its own revision.
 

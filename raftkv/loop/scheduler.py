@@ -176,11 +176,7 @@ class Slices:
         return len(self._short) + len(self._long) + len(self._ahead)
 
     def run(
-        self,
-        begin: Callable[[], Work[None]],
-        failed: Callable[[Exception], None],
-        size: int,
-        identity: Identity,
+        self, begin: Callable[[], Work[None]], failed: Callable[[Exception], None], size: int, identity: Identity
     ) -> Job:
         """Do some work: now, if there is time, otherwise when its turn comes.
 

@@ -30,15 +30,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from .errors import ConfChangeError
-from .types import (
-    ConfChange,
-    ConfChangeSingle,
-    ConfChangeTransition,
-    ConfChangeType,
-    ConfState,
-    Entry,
-    EntryType,
-)
+from .types import ConfChange, ConfChangeSingle, ConfChangeTransition, ConfChangeType, ConfState, Entry, EntryType
 
 _EMPTY: frozenset[int] = frozenset()
 

@@ -587,13 +587,7 @@ class Raft:
             return
         # A new message, because the caller's is never changed. It keeps the sender, to whom the leader responds.
         self.send(
-            Message(
-                message.type,
-                to=self.leader,
-                from_=message.from_,
-                entries=message.entries,
-                context=message.context,
-            )
+            Message(message.type, to=self.leader, from_=message.from_, entries=message.entries, context=message.context)
         )
 
     def _handle_append(self, message: Message) -> None:
@@ -631,13 +625,7 @@ class Raft:
         hint, hint_term = log.find_conflict_by_term(min(index, log.last_index), message.log_term)
         self.send(
             Message(
-                _APPEND_RESPONSE,
-                message.from_,
-                self.id,
-                log_term=hint_term,
-                index=index,
-                reject=True,
-                reject_hint=hint,
+                _APPEND_RESPONSE, message.from_, self.id, log_term=hint_term, index=index, reject=True, reject_hint=hint
             )
         )
 
@@ -1109,12 +1097,7 @@ class Raft:
             self.read_states.append(ReadState(request.index, request.context))
         else:
             self.send(
-                Message(
-                    MessageType.READ_INDEX_RESPONSE,
-                    to=request.from_,
-                    index=request.index,
-                    context=request.context,
-                )
+                Message(MessageType.READ_INDEX_RESPONSE, to=request.from_, index=request.index, context=request.context)
             )
 
     # -- progress of this member -------------------------------------------------------------------------------------

@@ -121,27 +121,15 @@ def _state(node: Node, installer: Installer, quota_bytes: int) -> Iterator[Metri
     applied = "The total number of consensus proposals applied."
     return gauges(
         ("etcd_server_has_leader", "Whether or not a leader exists. 1 is existence, 0 is not.", node.leader != 0),
-        (
-            "etcd_server_is_leader",
-            "Whether or not this member is a leader. 1 if is, 0 otherwise.",
-            node.leader == own,
-        ),
+        ("etcd_server_is_leader", "Whether or not this member is a leader. 1 if is, 0 otherwise.", node.leader == own),
         (
             "etcd_server_is_learner",
             "Whether or not this member is a learner. 1 if is, 0 otherwise.",
             own in node.conf_state.learners,
         ),
-        (
-            "etcd_server_proposals_committed_total",
-            "The total number of consensus proposals committed.",
-            node.committed,
-        ),
+        ("etcd_server_proposals_committed_total", "The total number of consensus proposals committed.", node.committed),
         ("etcd_server_proposals_applied_total", applied, node.applied),
-        (
-            "etcd_server_proposals_pending",
-            "The current number of pending proposals to commit.",
-            len(node.proposals),
-        ),
+        ("etcd_server_proposals_pending", "The current number of pending proposals to commit.", len(node.proposals)),
         ("etcd_server_quota_backend_bytes", "Current backend storage quota size in bytes.", quota_bytes),
         (
             "etcd_server_snapshot_apply_in_progress_total",
@@ -172,11 +160,7 @@ def _counters(node: Node, changes: Changes) -> Iterator[Metric]:
             "The total number of pending read indexes not in sync with leader's or timed out read index requests.",
             reads.rounds_retried,
         ),
-        (
-            "etcd_server_read_indexes_failed_total",
-            "The total number of failed read indexes seen.",
-            reads.reads_failed,
-        ),
+        ("etcd_server_read_indexes_failed_total", "The total number of failed read indexes seen.", reads.reads_failed),
         (
             "etcd_server_learner_promote_successes",
             "The total number of successful learner promotions while this member is leader.",
@@ -213,11 +197,7 @@ def store_metrics(store: Store, open_reads: int, txns: int) -> Iterator[Metric]:
             "Total size of the underlying database logically in use in bytes.",
             store.backend.size_in_use_bytes,
         ),
-        (
-            "etcd_mvcc_db_open_read_transactions",
-            "The number of currently open read transactions",
-            open_reads,
-        ),
+        ("etcd_mvcc_db_open_read_transactions", "The number of currently open read transactions", open_reads),
         ("etcd_debugging_mvcc_current_revision", "The current revision of store.", store.revision),
         (
             "etcd_debugging_mvcc_compact_revision",
@@ -262,11 +242,7 @@ def watch_metrics(hub: WatchHub) -> Iterator[Metric]:
         ("etcd_debugging_mvcc_watch_stream_total", "Total number of watch streams.", len(hub.streams)),
         ("etcd_debugging_mvcc_watcher_total", "Total number of watchers.", hub.watcher_count),
         ("etcd_debugging_mvcc_slow_watcher_total", "Total number of unsynced slow watchers.", hub.unsynced_count),
-        (
-            "etcd_debugging_mvcc_pending_events_total",
-            "Total number of pending events to be sent.",
-            hub.pending_count,
-        ),
+        ("etcd_debugging_mvcc_pending_events_total", "Total number of pending events to be sent.", hub.pending_count),
         ("etcd_debugging_store_watchers", "Count of currently active watchers.", 0),  # of the v2 store
         ("raftkv_watch_lag_revisions", "How far the slowest watcher is behind.", hub.lag_revisions),
     )
@@ -287,11 +263,7 @@ def lease_metrics(times: LeaseTimes) -> Iterator[Metric]:
     yield from counters(
         ("etcd_debugging_lease_granted_total", "The total number of granted leases.", times.granted_total),
         ("etcd_debugging_lease_revoked_total", "The total number of revoked leases.", times.revoked_total),
-        (
-            "etcd_debugging_lease_renewed_total",
-            "The number of renewed leases seen by the leader.",
-            times.renewed_total,
-        ),
+        ("etcd_debugging_lease_renewed_total", "The number of renewed leases seen by the leader.", times.renewed_total),
         ("etcd_debugging_server_lease_expired_total", "The total number of expired leases.", times.expired_total),
     )
     text = "Bucketed histogram of lease TTLs."

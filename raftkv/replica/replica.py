@@ -356,11 +356,7 @@ class Replica:
         self.hub.on_count = self.throttle.watches_changed
         self.leader_guard = LeaderGuard(node)
         self.lessor = Lessor(
-            node,
-            self.applier,
-            ttl_min_s=self.config.lease_ttl_min_s,
-            channel=self.peers.channel,
-            cork=devices.cork,
+            node, self.applier, ttl_min_s=self.config.lease_ttl_min_s, channel=self.peers.channel, cork=devices.cork
         )
 
     # -- subscriptions -----------------------------------------------------------------------------------------------

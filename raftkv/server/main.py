@@ -153,11 +153,7 @@ SWITCH_INTERVAL_S: Final = 0.000_5
 """How long the loop may hold the interpreter when the log or database thread waits for it (Python's default: 5 ms)."""
 
 
-def run(
-    config: ServerConfig,
-    extend_http: ExtendHttp | None = None,
-    removed_status: int = 0,
-) -> int:
+def run(config: ServerConfig, extend_http: ExtendHttp | None = None, removed_status: int = 0) -> int:
     """Serve until a signal or a failure.
 
     Arguments:

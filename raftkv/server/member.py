@@ -173,11 +173,7 @@ class Member:
         self._client_server = self._make_client_server(durable)
         metrics_http = self._guarded(self._http.handle)
         self._metrics_server = Server(
-            METRICS_LIMITS,
-            metrics_http,
-            answers=self._answers,
-            cork=self._cork,
-            identify=self._users.guard.identify,
+            METRICS_LIMITS, metrics_http, answers=self._answers, cork=self._cork, identify=self._users.guard.identify
         )
         self._peer_server = self._make_peer_server(durable)
         is_connected = self._transport.connected_since

@@ -48,16 +48,7 @@ from raftkv.checkpoint.retention.policy import UNRULED, Decision, Policy, decide
 from raftkv.checkpoint.storage.place import Place
 from raftkv.checkpoint.storage.verify import Progress
 from raftkv.client.control import Control, read_below, txn_until_answered
-from raftkv.client.operations import (
-    Operation,
-    create_revision,
-    delete,
-    get,
-    get_range,
-    mod_revision,
-    put,
-    version,
-)
+from raftkv.client.operations import Operation, create_revision, delete, get, get_range, mod_revision, put, version
 from raftkv.client.records import RecordError, read, readable
 from raftkv.client.values import KeyValue
 from raftkv.errors import ConfigError, StatusError

@@ -23,13 +23,7 @@ from raftkv.client import Client, Method
 from raftkv.client.admin import KINDS, SavedSnapshot, interval, save
 from raftkv.client.errors import explain_failures
 from raftkv.client.rpc import methods
-from raftkv.errors import (
-    ContextDeadlineExceededError,
-    RootRoleNotExistError,
-    StatusError,
-    StorageError,
-    printable,
-)
+from raftkv.errors import ContextDeadlineExceededError, RootRoleNotExistError, StatusError, StorageError, printable
 from raftkv.pb import admin_pb2, auth_pb2, rpc_pb2
 
 _Action = rpc_pb2.DowngradeRequest

@@ -27,14 +27,7 @@ from typing import Final, NamedTuple
 
 from raftkv.checkpoint.commit.attempt import check_new
 from raftkv.checkpoint.commit.claim import Claim
-from raftkv.checkpoint.errors import (
-    CheckpointExists,
-    NotWhole,
-    PrepareConflict,
-    StaleStep,
-    StorageError,
-    printable,
-)
+from raftkv.checkpoint.errors import CheckpointExists, NotWhole, PrepareConflict, StaleStep, StorageError, printable
 from raftkv.checkpoint.exchange import FOUND, IMPORTED, REFUSED, SKIPPED, Imported, Incoming, OnResult, save_copy
 from raftkv.checkpoint.keys import check_kind, check_step
 from raftkv.checkpoint.records import Checkpoint, FileRecord

@@ -196,13 +196,7 @@ class Lessor:
     """
 
     def __init__(
-        self,
-        node: Node,
-        applier: Applier,
-        *,
-        ttl_min_s: int,
-        channel: Callable[[int], Channel | None],
-        cork: Cork,
+        self, node: Node, applier: Applier, *, ttl_min_s: int, channel: Callable[[int], Channel | None], cork: Cork
     ) -> None:
         self._node = node
         self._auth, self._rights = applier.auth, applier.rights

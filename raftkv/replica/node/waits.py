@@ -244,11 +244,7 @@ class _Awaited(Waiter):
     __slots__ = ("_on_abandoned", "outcome")
 
     def __init__(
-        self,
-        request: Any,
-        on_abandoned: Callable[[Outcome], None] | None,
-        identity: Identity,
-        deadline: float | None,
+        self, request: Any, on_abandoned: Callable[[Outcome], None] | None, identity: Identity, deadline: float | None
     ) -> None:
         super().__init__(request, identity, deadline)
         self.outcome: asyncio.Future[Outcome] = asyncio.get_running_loop().create_future()

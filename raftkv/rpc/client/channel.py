@@ -128,12 +128,7 @@ class Channel:
         return call
 
     def stream(
-        self,
-        path: str,
-        metadata: Metadata = (),
-        timeout_s: float | None = None,
-        *,
-        wait_for_ready: bool | None = None,
+        self, path: str, metadata: Metadata = (), timeout_s: float | None = None, *, wait_for_ready: bool | None = None
     ) -> ClientStream:
         """Start a streaming call of any kind.
 

@@ -27,15 +27,7 @@ from raftkv.loop.cork import Cork
 from raftkv.loop.cycle_free import FREE_BYTES_PER_STEP, free_in_steps, nothing
 from raftkv.loop.limiter import Backlog
 from raftkv.loop.timers import forget
-from raftkv.rpc.framing import (
-    ENCODINGS,
-    GZIP,
-    PIECE_BYTES_MIN,
-    PREFIX,
-    PREFIX_BYTES,
-    MessageAssembler,
-    PackedAssembler,
-)
+from raftkv.rpc.framing import ENCODINGS, GZIP, PIECE_BYTES_MIN, PREFIX, PREFIX_BYTES, MessageAssembler, PackedAssembler
 from raftkv.rpc.http2 import (
     CLOSED,
     RESPONSE_HEADERS,
@@ -681,12 +673,7 @@ class ServerH2Protocol(H2Protocol[ServerCore]):
     """
 
     def __init__(
-        self,
-        core: ServerCore,
-        transport: asyncio.Transport,
-        cork: Cork,
-        released: Callable[[], None],
-        backlog: Backlog,
+        self, core: ServerCore, transport: asyncio.Transport, cork: Cork, released: Callable[[], None], backlog: Backlog
     ) -> None:
         limits = core.limits
         loop = asyncio.get_running_loop()

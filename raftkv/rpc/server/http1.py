@@ -75,12 +75,7 @@ class Http1Protocol(asyncio.Protocol):
     """One HTTP/1.1 connection."""
 
     def __init__(
-        self,
-        server: Server,
-        transport: asyncio.Transport,
-        peer: Peer,
-        released: Callable[[], None],
-        since_s: float,
+        self, server: Server, transport: asyncio.Transport, peer: Peer, released: Callable[[], None], since_s: float
     ) -> None:
         self._server = server
         self._handler = server.http_handler

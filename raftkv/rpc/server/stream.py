@@ -48,14 +48,7 @@ class StreamCall(ServerCall):
                 await call.send(message)
     """
 
-    __slots__ = (
-        "_drained",
-        "_held_bytes",
-        "_kept_bytes",
-        "_on_room",
-        "_sent_headers",
-        "inbox",
-    )
+    __slots__ = ("_drained", "_held_bytes", "_kept_bytes", "_on_room", "_sent_headers", "inbox")
 
     def __init__(self, carrier: Carrier, stream_id: int, headers: Headers, route: Route) -> None:
         super().__init__(carrier, stream_id, headers, route)

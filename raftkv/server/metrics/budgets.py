@@ -97,19 +97,12 @@ def identity_metrics(node: Node, hub: WatchHub, leases: Mapping[Identity, int]) 
     """
     named = dict(node.uses.figures())
     granted = totals((queue_of(identity), count) for identity, count in leases.items())
-    held = [
-        ("watches", "Watches that are open.", hub.counts.held),
-        ("leases", "Leases that are held.", granted),
-    ]
+    held = [("watches", "Watches that are open.", hub.counts.held), ("leases", "Leases that are held.", granted)]
     columns: list[tuple[str, str, Callable[[Use], float]]] = [
         ("loop_seconds_total", "Time of the event loop.", attrgetter("seconds")),
         ("requests_total", "Requests.", attrgetter("calls")),
         ("bytes_total", "Bytes of requests and answers.", attrgetter("size_bytes")),
-        (
-            "queue_wait_seconds",
-            "Longest wait of a write for the log, in the last minute or two.",
-            attrgetter("wait_s"),
-        ),
+        ("queue_wait_seconds", "Longest wait of a write for the log, in the last minute or two.", attrgetter("wait_s")),
         ("loop_share", "Part of the event loop's time in the last whole minute.", attrgetter("share")),
     ]
     for name, text, figure in columns:

@@ -61,11 +61,7 @@ class ClusterFigures:
     """
 
     def __init__(
-        self,
-        figures: Figures,
-        applier: Applier,
-        identity: Identity,
-        channel: Callable[[int], Channel | None],
+        self, figures: Figures, applier: Applier, identity: Identity, channel: Callable[[int], Channel | None]
     ) -> None:
         self._figures = figures
         self._applier = applier

@@ -171,11 +171,7 @@ class Figures:
     """
 
     def __init__(
-        self,
-        replica: Replica,
-        peers: Mapping[int, Peer],
-        connections: Callable[[], int],
-        events: Events,
+        self, replica: Replica, peers: Mapping[int, Peer], connections: Callable[[], int], events: Events
     ) -> None:
         self._replica = replica
         self._peer_streams = peers

@@ -179,11 +179,7 @@ class Arbiter:
     """
 
     def __init__(
-        self,
-        last_call_s: float,
-        expected_nodes: int = 0,
-        rank_policy: str = APPEND,
-        return_timeout_s: float = 0.0,
+        self, last_call_s: float, expected_nodes: int = 0, rank_policy: str = APPEND, return_timeout_s: float = 0.0
     ) -> None:
         self.look_again_at: float | None = None
         self.postponed_until = -math.inf

@@ -38,16 +38,7 @@ from raftkv.checkpoint.copies.holder import Holder, Me
 from raftkv.client.arguments import limit
 from raftkv.client.control import ClientControl, Control, OnTrouble, Reflector, Sparse, check_whole, until_answered
 from raftkv.client.lease import Callbacks
-from raftkv.client.operations import (
-    Compare,
-    Delete,
-    GetRange,
-    Operation,
-    Put,
-    lease_of,
-    mod_revision,
-    version,
-)
+from raftkv.client.operations import Compare, Delete, GetRange, Operation, Put, lease_of, mod_revision, version
 from raftkv.client.records import RecordError, read
 from raftkv.client.rpc.retry import is_transient
 from raftkv.client.values import Event, KeyValue, TxnResult
