@@ -133,6 +133,9 @@ QUORUM_LATE_S: Final = 0.5
 _TIMER_SLACK_S: Final = 0.001
 """Delay of a timer for the end of a lease, so that rounding of clocks does not make it early."""
 
+_TIMED_MAX_S: Final = 60.0
+"""Later ends have no timer of their own, of which a client could leave any number: a beat finds them."""
+
 
 SHORTEN_MAX: Final = 1_000
 """Leases of lost owners reported to the leader in one call: it takes 5 us for each, and an owner may have 100,000."""
@@ -549,13 +552,13 @@ class Lessor:
             self._shorten(lost)
 
     def _shorten(self, lost: list[ConnectionLost]) -> None:
-        """Shorten leases, and set a timer for the first end; this member leads."""
+        """Shorten leases, and set a timer for the first end if that is near; this member leads."""
         now = self._loop.time()
         if self._auth.is_enabled:
             lost = [one for one in lost if self._may_end(one)]
         ends = [self.times.shorten(one.lease_id, one.grace_s, now - one.answered_at, one.caller) for one in lost]
         first_s = min((end for end in ends if end is not None), default=None)
-        if first_s is None:
+        if first_s is None or first_s > _TIMED_MAX_S:
             return
 
         def sweep() -> None:
