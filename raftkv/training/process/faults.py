@@ -367,12 +367,26 @@ class WorkerWatch:
             thread = threading.Thread(
                 target=self._follow, args=(worker, descriptor, memory), name="raftkv-worker", daemon=True
             )
-            thread.start()
+            try:
+                thread.start()
+            except RuntimeError:  # no more threads: the agent's own poll tells
+                del self._living[worker.pid]
+                os.close(descriptor)
+                return
             self._threads.add(thread)
 
     # ---- on the thread of a worker
 
     def _follow(self, worker: Worker, descriptor: int, memory: MemoryEvents) -> None:
+        try:
+            self._await_end(worker, descriptor, memory)
+        finally:
+            os.close(descriptor)
+            with self._lock:
+                self._threads.remove(threading.current_thread())
+                self._close_if_over()
+
+    def _await_end(self, worker: Worker, descriptor: int, memory: MemoryEvents) -> None:
         before, end = memory, None
         while not self._is_stopped:
             try:
@@ -387,13 +401,9 @@ class WorkerWatch:
                 if end is not None:
                     with self._telling:
                         self._on_end(end)
-                break
+                return
             except MemoryError:  # what kills workers too
                 select.select((), (), (), STARVED_S)
-        os.close(descriptor)
-        with self._lock:
-            self._threads.remove(threading.current_thread())
-            self._close_if_over()
 
 
 def _peek(worker: Worker, descriptor: int, before: MemoryEvents) -> End | None:
