@@ -358,6 +358,7 @@ CASES = [
 """Each loss and credential; the check of all calls comes at once or late, in turn, and in the short ones both."""
 
 
+@pytest.mark.interpreted  # its node is made of a part of the real one
 @pytest.mark.parametrize(("act", "shown", "is_looked_at"), CASES)
 def test_call_shows_and_does_nothing_of_after_its_right(
     tmp_path: Path, clock: list[float], act: Event, shown: str, is_looked_at: bool
