@@ -76,8 +76,9 @@ class SimPlace:
         data = self.disk.files.get(f"{self.uri}/{name}")
         return None if data is None else len(data)
 
-    def read(self, name: str) -> bytes:
-        return self.disk.files[f"{self.uri}/{name}"]
+    def read(self, name: str, size_max_bytes: int = -1) -> bytes:
+        data = self.disk.files[f"{self.uri}/{name}"]
+        return data if size_max_bytes < 0 else data[:size_max_bytes]
 
     def chunks(self, name: str, size_bytes: int) -> Iterator[bytes]:
         data = self.read(name)
