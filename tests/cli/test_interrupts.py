@@ -49,7 +49,7 @@ ENDED_BY_SIGNALS = [("elect", "-l"), ("run", "watch")]
 """Commands that a signal ends as they should end."""
 
 
-class Nobody:
+class MutePort:
     """A port at which no member answers; ``came`` is set by the first connection."""
 
     def __init__(self, *, closes: bool) -> None:
@@ -83,43 +83,43 @@ class Nobody:
 
 
 @pytest.fixture(params=long_except(["closing", "silent"], {"silent"}))
-def nobody(request: pytest.FixtureRequest) -> Iterator[Nobody]:
-    nobody = Nobody(closes=request.param == "closing")
-    yield nobody
-    nobody.close()
+def port(request: pytest.FixtureRequest) -> Iterator[MutePort]:
+    port = MutePort(closes=request.param == "closing")
+    yield port
+    port.close()
 
 
 def test_sigterm_ends_the_first_process_of_a_container() -> None:
     """The agent of a node ignored the end of its pod while it waited for a member."""
-    nobody = Nobody(closes=False)
-    words = raftkvctl(nobody.endpoint, "run", "exec", "--job", "j", "--command-timeout=1h", "--", "true")
+    port = MutePort(closes=False)
+    words = raftkvctl(port.endpoint, "run", "exec", "--job", "j", "--command-timeout=1h", "--", "true")
     isolated = ("unshare", "--user", "--map-root-user", "--pid", "--fork", "--kill-child")
     with Running([*isolated, *words]) as program:
-        assert nobody.came.wait(TIMEOUT_S), program.errors
+        assert port.came.wait(TIMEOUT_S), program.errors
         outer = program.process.pid
         (inner,) = map(int, Path(f"/proc/{outer}/task/{outer}/children").read_text().split())
         os.kill(inner, signal.SIGTERM)
         assert program.process.wait(SOON_S) == 128 + signal.SIGTERM, program.errors
         assert "Traceback" not in program.errors
-    nobody.close()
+    port.close()
 
 
 @pytest.mark.parametrize("program", ["etcdctl", "raftkvctl"])
 def test_ctrl_c_ends_the_script_that_runs_a_command(program: str) -> None:
     """A shell goes on with a script whose command has ended otherwise than by the signal: loops went round for ever."""
-    nobody = Nobody(closes=False)
+    port = MutePort(closes=False)
     path = find_tool("etcdctl") if program == "etcdctl" else str(Path(sys.executable).parent / program)
-    script = f"{path} --endpoints {nobody.endpoint} watch k; echo the script goes on"
+    script = f"{path} --endpoints {port.endpoint} watch k; echo the script goes on"
     with Running(["bash", "-c", script]) as shell:
-        assert nobody.came.wait(TIMEOUT_S), shell.errors
+        assert port.came.wait(TIMEOUT_S), shell.errors
         os.killpg(shell.process.pid, signal.SIGINT)
         assert shell.process.wait(SOON_S) == -signal.SIGINT
         assert (shell.output, shell.errors) == (b"", "")
-    nobody.close()
+    port.close()
 
 
-def must_end(program: Running, nobody: Nobody, number: signal.Signals) -> int:
-    assert nobody.came.wait(TIMEOUT_S), f"no connection: {program.errors}"
+def must_end(program: Running, port: MutePort, number: signal.Signals) -> int:
+    assert port.came.wait(TIMEOUT_S), f"no connection: {program.errors}"
     program.process.send_signal(number)
     try:
         code = program.process.wait(SOON_S)
@@ -134,13 +134,13 @@ def must_end(program: Running, nobody: Nobody, number: signal.Signals) -> int:
     [pytest.param(words, marks=pytest.mark.long if at % 3 else []) for at, words in enumerate(WAITING)],
     ids=" ".join,
 )
-def test_a_signal_ends_a_command_that_no_member_answers(nobody: Nobody, words: tuple[str, ...]) -> None:
+def test_a_signal_ends_a_command_that_no_member_answers(port: MutePort, words: tuple[str, ...]) -> None:
     """By Ctrl-C where the port is silent, by SIGTERM where it closes: what waits does not know which has come."""
-    number = signal.SIGTERM if nobody.closes else signal.SIGINT
-    with Running(raftkvctl(nobody.endpoint, *words)) as program:
+    number = signal.SIGTERM if port.closes else signal.SIGINT
+    with Running(raftkvctl(port.endpoint, *words)) as program:
         if words == ("watch", "-i"):
             program.feed("watch k\n")
-        code = must_end(program, nobody, number)
+        code = must_end(program, port, number)
         assert (code == 0) == (words[:2] in ENDED_BY_SIGNALS)
 
 
@@ -186,9 +186,9 @@ BLOCKING = [
 
 @pytest.mark.long
 @pytest.mark.parametrize("line", BLOCKING)
-def test_a_signal_ends_a_blocking_call_of_the_client(nobody: Nobody, line: str) -> None:
-    with Running([sys.executable, "-c", LIBRARY.format(line), nobody.endpoint]) as program:
-        assert nobody.came.wait(TIMEOUT_S), f"no connection: {program.errors}"
+def test_a_signal_ends_a_blocking_call_of_the_client(port: MutePort, line: str) -> None:
+    with Running([sys.executable, "-c", LIBRARY.format(line), port.endpoint]) as program:
+        assert port.came.wait(TIMEOUT_S), f"no connection: {program.errors}"
         program.process.send_signal(signal.SIGINT)  # SIGTERM ends a Python program that does not ask for it at once
         program.process.wait(SOON_S)
         assert program.errors.endswith("KeyboardInterrupt")
@@ -293,11 +293,11 @@ class HalfMade:
     def __del__(self):
         raise AttributeError("_ssock")
 
-async def nobody_awaits():
+async def never_awaited():
     pass
 
 def body():
-    loop, coroutine = HalfMade(), nobody_awaits()
+    loop, coroutine = HalfMade(), never_awaited()
     raise KeyboardInterrupt
 
 raise SystemExit(leave(body, print))

@@ -124,7 +124,7 @@ def test_two_leaders_in_one_term_stop_the_member() -> None:
 
 
 def test_leader_drops_the_acknowledgement_of_an_entry_that_it_does_not_have() -> None:
-    """It stopped, and so did each next leader: one member with data from elsewhere ended the whole cluster."""
+    """Keep the leader: it stopped, and each next one, so a member with data from elsewhere ended the cluster."""
     log = MemoryLog(conf_state=ConfState(voters=(1, 2)))
     member = Member(RaftConfig(id=1, pre_vote=False), log, FixedRandom(0))
     member.node.campaign()

@@ -1,9 +1,8 @@
 """Directories of ``torch.distributed.checkpoint``: ``.metadata`` and ``__<rank>_<n>.distcp``, also of Lightning's FSDP.
 
 ``.metadata`` is a pickle, which is not unpickled: the names of shards are found as bytes in it, and the places of their
-items in its operations. It is written last, so
-a directory without it was left by a crash. A directory saved without collectives has ``__<rank>.metadata`` for each
-rank.
+items in its operations. It is written last, so a directory without it was left by a crash. A directory saved without
+collectives has ``__<rank>.metadata`` for each rank.
 """
 
 from __future__ import annotations

@@ -426,7 +426,7 @@ async def list_clusters(kv: Client) -> list[str]:
     """
     page = await kv.range(CLUSTER_ROOT, prefix=True, keys_only=True)
     names = {item.key.decode(errors="replace").removeprefix(CLUSTER_ROOT).split("/")[0] for item in page}
-    return sorted(filter(is_cluster, names))  # a key of somebody else's hides no cluster
+    return sorted(filter(is_cluster, names))  # another client's key hides no cluster
 
 
 async def describe_cluster(kv: Client, cluster: str) -> ClusterView:

@@ -220,7 +220,7 @@ def test_a_stream_says_at_its_end_that_it_was_wrong(place: Place) -> None:
 def test_of_a_file_that_has_grown_no_more_is_copied_than_was_recorded(
     place: Place, is_known: bool, tmp_path, monkeypatch
 ):
-    """A file that a job still writes, or that somebody made huge, filled the disk before it was refused."""
+    """Refuse a file that grew since it was recorded before it fills the disk."""
     checkpoint = saved(place, DATA)
     (record,) = [file for _, file in load_manifest(checkpoint).files if file.name == "a.bin"]
     if not is_known:

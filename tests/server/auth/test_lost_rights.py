@@ -156,7 +156,7 @@ class Defragmenter:
     """Has done all that it is asked for."""
 
     async def run(self, is_allowed: Callable[[], bool]) -> None:
-        """See the production class, which has a test of its own for lost rights."""
+        """Do nothing: another test takes rights from the production class."""
 
 
 def _entry(world: World, kind: int, message: Any, *, is_versioned: bool = True) -> None:
@@ -332,7 +332,7 @@ def faults(play: Play, whole: Play, act: Event) -> Iterator[str]:
     if answers != whole.answers[: len(answers)]:
         yield f"shows {answers}"
     if play.is_root and act in (_change_password, _disable_and_enable):
-        return  # as in etcd, an entry that needs root counts by the role of its user, whatever has become of the token
+        return  # as in etcd, an entry that needs root counts by the role of its user, even if the token has ended
     if play.status != whole.status and (play.status is None or play.status[1] not in REFUSALS):
         yield f"ends with {play.status}"
     if play.before != play.after and not _withdrawn(play):

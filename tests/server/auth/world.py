@@ -278,7 +278,7 @@ class Call:
     has_room = True
 
     async def wait_for_room(self) -> None:
-        """There is always room."""
+        """Return at once: there is always room."""
 
     async def send(self, message: bytes) -> None:
         """See ``StreamCall``."""
@@ -292,7 +292,7 @@ class Call:
         """See ``StreamCall``."""
 
     def on_room(self, callback: object) -> None:
-        """There is always room."""
+        """Return at once: there is always room."""
 
 
 class Registry:

@@ -248,11 +248,11 @@ class Spectator:
 
     @property
     def has_room(self) -> bool:
-        """See ``StreamCall``."""
+        """Return whether the client reads."""
         return self.reads.is_set()
 
     async def wait_for_room(self) -> None:
-        """See ``StreamCall``."""
+        """Wait until the client reads."""
         await self.reads.wait()
 
     async def send(self, message: bytes) -> None:

@@ -128,7 +128,7 @@ def test_the_same_process_cannot_have_it_open_twice(directory: str) -> None:
 
 
 def test_file_system_that_locks_no_directory_is_accepted(directory: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As NFS does not: there the lock file alone keeps others out."""
+    """Rely on the lock file alone, for example on NFS."""
     lock = fcntl.flock
 
     def refuse(descriptor: int, operation: int) -> None:

@@ -39,7 +39,7 @@ def test_a_cluster(raftkv_cluster: LocalCluster) -> None:
             lease = await kv.lease(60).grant()
             await kv.put(RunKeys("a").node("a-1"), b"{}", lease=lease)
             await kv.put(RunKeys("b").node("ghost"), b"{}")
-            await kv.put(f"{CLUSTER_ROOT}no cluster/ledger", b"")  # a mistake of somebody, which hides no cluster
+            await kv.put(f"{CLUSTER_ROOT}no cluster/ledger", b"")  # a wrong key, which hides no cluster
             await kv.put(f"{CLUSTER_ROOT}/ledger", b"")
             assert await list_clusters(kv) == ["gpu"]
             view = await describe_cluster(kv, "gpu")
