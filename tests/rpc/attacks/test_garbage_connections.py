@@ -82,6 +82,7 @@ async def _garbage(server: s.EchoServer, one: Callable[[], Awaitable[None]], kep
     finally:
         gc.set_debug(0)
         gc.garbage.clear()
+        gc.collect()  # without the debug flag this frees the cycles, which the next round would find again
 
 
 def address(target: str) -> tuple[str, int]:
