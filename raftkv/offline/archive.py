@@ -41,7 +41,7 @@ from raftkv.storage.wal.archive import MARKS_SUFFIX, Mark, format_time
 from raftkv.storage.wal.archive import parse_time as parse_time
 from raftkv.storage.wal.record import Record
 from raftkv.storage.wal.segment import SegmentName, SegmentReader, load_segment
-from raftkv.storage.wal.tail import Verdict, classify_tail
+from raftkv.storage.wal.tail import Verdict
 
 CLOCK_S: Final = 60.0
 """Seconds: if a clock was set back by more than this, times are not usable."""
@@ -179,7 +179,7 @@ class MemberArchive:
         for frame in reader.frames():
             for _, record in reader.records(frame):
                 yield from fold.feed(record)
-        tail = classify_tail(reader.data, reader.offset, reader.seed)
+        tail = reader.tail()
         if tail.verdict is not Verdict.END:
             raise CorruptionError(f"{reader.path} is damaged at offset {reader.offset}: {tail.reason}")
         for mark in self._marks_of(name):

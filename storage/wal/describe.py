@@ -16,7 +16,7 @@ from raftkv.storage.wal.record import Frame
 from .disk import Disk, RealDisk
 from .record import Metadata, Record, SegmentHead
 from .segment import SegmentName, list_segments, load_segment
-from .tail import Tail, classify_tail
+from .tail import Tail
 
 _REAL_DISK = RealDisk()
 
@@ -46,14 +46,14 @@ def walk(directory: str, disk: Disk = _REAL_DISK) -> Iterator[Found]:
 
 def _walk_segment(disk: Disk, directory: str, name: SegmentName) -> Iterator[Found]:
     reader = load_segment(disk, directory, name)
-    yield Found(name, 0, len(reader.data))
+    yield Found(name, 0, reader.size_bytes)
     for offset, record in reader.records(reader.head_frame):
         yield Found(name, offset, record)
     for frame in reader.frames():
         yield Found(name, frame.header.offset, frame)
         for offset, record in reader.records(frame):
             yield Found(name, offset, record)
-    yield Found(name, reader.offset, classify_tail(reader.data, reader.offset, reader.seed))
+    yield Found(name, reader.offset, reader.tail())
 
 
 def describe(directory: str, disk: Disk = _REAL_DISK) -> Iterator[str]:

@@ -35,7 +35,7 @@ from raftkv.storage.failpoints import failpoint
 from raftkv.storage.wal.disk import Disk, WALCorruptError
 from raftkv.storage.wal.record import Metadata, Record, SegmentHead
 from raftkv.storage.wal.segment import NO_SPACE, TEMPORARY_NAME, SegmentName, SegmentReader, load_segment
-from raftkv.storage.wal.tail import Verdict, classify_tail, written_end
+from raftkv.storage.wal.tail import Verdict, written_end
 
 
 class ReplayError(Exception):
@@ -195,7 +195,7 @@ def cut_tail(disk: Disk, path: str, data: bytes, offset: int, reason: str) -> Re
     Arguments:
         disk: the file operations.
         path: segment file.
-        data: the whole segment.
+        data: the segment up to its last byte that is not zero, or any longer part.
         offset: end of the last good frame.
         reason: reason of the cut, for the user.
 
@@ -322,7 +322,7 @@ class Recovery:
             self._feed_all(reader, reader.records(frame))
             durable = frame.header.durable
         self._check_tail(reader, last=name == self.names[-1])
-        self.reader_path, self.size_bytes = reader.path, len(reader.data)
+        self.reader_path, self.size_bytes = reader.path, reader.size_bytes
         self.total_bytes += self.size_bytes
         self.offset, self.crc, self.seed = reader.offset, reader.crc, reader.seed
         self.unsure_offset, self.unsure = durable, reader.data[durable : reader.offset]
@@ -344,7 +344,7 @@ class Recovery:
             raise WALCorruptError(reader.path, place, str(error)) from error
 
     def _check_tail(self, reader: SegmentReader, last: bool) -> None:
-        tail = classify_tail(reader.data, reader.offset, reader.seed)
+        tail = reader.tail()
         if tail.verdict is Verdict.END:
             return
         # A segment is synced before the next one gets its name, so a tail before the last segment was durable.

@@ -44,7 +44,7 @@ from .record import (
     encode_segment_head,
     encode_snapshot,
 )
-from .tail import Verdict, classify_tail
+from .tail import Tail, Verdict, classify_tail
 
 SEGMENT_BYTES: Final = 64 << 20
 SEGMENT_MIN_BYTES: Final = 1 << 10
@@ -160,16 +160,18 @@ class SegmentReader:
 
     Arguments:
         path: the file, for error messages.
-        data: the whole segment.
+        data: the segment up to its last byte that is not zero, or any longer part.
+        size_bytes: size of the file.
 
     Raises:
         WALCorruptError: the head is invalid, or frames do not follow each other.
         WALVersionError: the segment has another format.
     """
 
-    def __init__(self, path: str, data: bytes) -> None:
+    def __init__(self, path: str, data: bytes, size_bytes: int) -> None:
         self.path = path
         self.data = data
+        self.size_bytes = size_bytes
         frame = read_frame(data, 0, 0)
         # A file gets a segment's name only after its head is durable: no crash leaves a segment without a head.
         if frame is None:
@@ -196,9 +198,9 @@ class SegmentReader:
         if name != os.path.basename(self.path):
             raise WALCorruptError(self.path, 0, f"its head says that it is {name}")
         # A truncated file must not pass for a log that ends earlier.
-        if head.size_bytes != len(self.data):
-            reason = f"the file has {len(self.data)} bytes where its head says {head.size_bytes}"
-            raise WALCorruptError(self.path, min(len(self.data), head.size_bytes), reason)
+        if head.size_bytes != self.size_bytes:
+            reason = f"the file has {self.size_bytes} bytes where its head says {head.size_bytes}"
+            raise WALCorruptError(self.path, min(self.size_bytes, head.size_bytes), reason)
 
     def frames(self) -> Iterator[Frame]:
         """Iterate over the frames after the head, in order."""
@@ -209,6 +211,10 @@ class SegmentReader:
             yield frame
             self.crc = frame.crc
             self.offset = frame.header.end
+
+    def tail(self) -> Tail:
+        """Return the verdict on the bytes from ``offset`` on, after the iteration."""
+        return classify_tail(self.data, self.size_bytes, self.offset, self.seed)
 
     def records(self, frame: Frame) -> Iterator[tuple[int, Record]]:
         """Iterate over the records of a frame, each with its offset in the file."""
@@ -237,9 +243,27 @@ def load_segment(disk: Disk, directory: str, name: SegmentName) -> SegmentReader
         # Checked before the file is read into memory.
         if size > SEGMENT_MAX_BYTES:
             raise WALCorruptError(path, SEGMENT_MAX_BYTES, f"a file of {size} bytes is not a segment")
-        return SegmentReader(path, disk.read(fd, size, 0))
+        return SegmentReader(path, _read_written(disk, fd, size), size)
     finally:
         disk.close(fd)
+
+
+_ZEROS: Final = bytes(1 << 16)
+
+
+def _read_written(disk: Disk, fd: int, size_bytes: int) -> bytes:
+    """Return a file without the zeros at its end, all of them but the last few.
+
+    Small reads put the reserved rest of a segment, zeros, into the same memory again and again: with 64 MiB at once the
+    kernel takes 50 to 150 ms for pages that are looked at once, so 10.
+    """
+    pieces: list[bytes] = []
+    for offset in range(0, size_bytes, len(_ZEROS)):
+        piece = disk.read(fd, len(_ZEROS), offset)
+        pieces.append(_ZEROS if piece == _ZEROS else piece)
+    while pieces and pieces[-1] is _ZEROS:
+        pieces.pop()
+    return b"".join(pieces)
 
 
 CHECK_S: Final = 0.001
@@ -266,7 +290,7 @@ def check_segment(disk: Disk, directory: str, name: SegmentName, rest: Callable[
             if rest(CHECK_REST_S):
                 return
             until = time.perf_counter() + CHECK_S
-    tail = classify_tail(reader.data, reader.offset, reader.seed)
+    tail = reader.tail()
     if tail.verdict is not Verdict.END:
         raise WALCorruptError(reader.path, reader.offset, tail.reason)
 

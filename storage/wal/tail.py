@@ -55,15 +55,16 @@ _ZEROS: Final = bytes(1 << 16)
 _END: Final = Tail(Verdict.END, "nothing was written from here on")
 
 
-def classify_tail(data: bytes, offset: int, seed: int) -> Tail:
+def classify_tail(data: bytes, size_bytes: int, offset: int, seed: int) -> Tail:
     """Return the verdict on an offset of a segment where ``read_frame`` found no frame.
 
     Arguments:
-        data: the whole segment.
+        data: the segment up to its last byte that is not zero, or any longer part.
+        size_bytes: size of the whole segment.
         offset: end of the last good frame.
         seed: checksum of the segment's head frame.
     """
-    if is_zero(data, offset, len(data)):
+    if is_zero(data, offset, size_bytes):
         return _END
     # Look for a witness first: a later frame that states that these bytes were synced excludes a crash.
     witness = _synced_witness(data, offset, seed)
@@ -71,7 +72,9 @@ def classify_tail(data: bytes, offset: int, seed: int) -> Tail:
         where = witness.header.offset
         return Tail(Verdict.DAMAGED, f"no valid frame, though the one at offset {where} was written after a sync")
     header = read_header(data, offset, seed)
-    return _classify_body(data, header) if header is not None else _classify_header(data, offset)
+    if header is None:
+        return _classify_header(data, size_bytes, offset)
+    return _classify_body(data, size_bytes, header)
 
 
 def _synced_witness(data: bytes, offset: int, seed: int) -> Frame | None:
@@ -96,7 +99,7 @@ def intact_frames(data: bytes, offset: int, seed: int) -> Iterator[Frame]:
         offset = offset + 1 if frame is None else frame.header.end
 
 
-def _classify_header(data: bytes, offset: int) -> Tail:
+def _classify_header(data: bytes, size_bytes: int, offset: int) -> Tail:
     sector_end = _sector_end(offset)
     if is_zero(data, offset, sector_end):
         return Tail(Verdict.TORN, "the first sector of a write is missing")
@@ -104,15 +107,15 @@ def _classify_header(data: bytes, offset: int) -> Tail:
     if sector_end < offset + HEADER_BYTES and is_zero(data, sector_end, sector_end + SECTOR_BYTES):
         return Tail(Verdict.TORN, "a write stops in its header")
     # The last byte of a header is never zero, so a completely written header cannot end in zeros.
-    if offset + HEADER_BYTES <= len(data) and is_zero(data, offset + HEADER_BYTES - 1, len(data)):
+    if offset + HEADER_BYTES <= size_bytes and is_zero(data, offset + HEADER_BYTES - 1, size_bytes):
         return Tail(Verdict.TORN, "a write stops in its header")
     return Tail(Verdict.DAMAGED, "neither a valid frame header nor the trace of a crash")
 
 
-def _classify_body(data: bytes, header: Header) -> Tail:
+def _classify_body(data: bytes, size_bytes: int, header: Header) -> Tail:
     end = header.end
     # The header's checksum is correct, so the length is what was written, and no writer writes beyond a segment.
-    if end > len(data):
+    if end > size_bytes:
         return Tail(Verdict.DAMAGED, f"a frame of {header.length} bytes is longer than the rest of the segment")
     # The first sector has the header, which arrived. A sector is on the disk as a whole or not at all (``disk.py``).
     sector = _sector_end(header.offset)
@@ -121,7 +124,7 @@ def _classify_body(data: bytes, header: Header) -> Tail:
             return Tail(Verdict.TORN, f"the sector at offset {sector} of a write is missing")
         sector += SECTOR_BYTES
     # The last byte of a trailer is never zero: the write was interrupted, by a kill or in its last sector.
-    if is_zero(data, end - 1, len(data)):
+    if is_zero(data, end - 1, size_bytes):
         return Tail(Verdict.TORN, "a write stops before its end")
     return Tail(Verdict.DAMAGED, "checksum mismatch in a frame that was written to its end")
 
@@ -131,11 +134,11 @@ def _sector_end(offset: int) -> int:
 
 
 def is_zero(data: bytes, start: int, end: int) -> bool:
-    """Return whether all bytes of ``data[start:end]`` are zero.
+    """Return whether all bytes from ``start`` to ``end`` are zero.
 
     Arguments:
-        data: the whole segment.
-        start, end: offsets; the end may be beyond the data.
+        data: the segment up to its last byte that is not zero, or any longer part.
+        start, end: offsets in the segment; both may be beyond the data.
     """
     end = min(end, len(data))
     # With ``memcmp``, a block of zeros at a time: 1 ms for the empty rest of a segment, where counting takes 40 ms.
@@ -143,7 +146,7 @@ def is_zero(data: bytes, start: int, end: int) -> bool:
         if not data.startswith(_ZEROS, start):
             return False
         start += len(_ZEROS)
-    return start <= end and data.startswith(_ZEROS[: end - start], start)
+    return start >= end or data.startswith(_ZEROS[: end - start], start)
 
 
 def written_end(data: bytes) -> int:

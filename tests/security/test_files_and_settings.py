@@ -27,7 +27,8 @@ def _log() -> tuple[SimDisk, str, SegmentReader]:
     append_synced(wal, 1, 5)
     wal.close()
     name = last_segment(disk)
-    reader = SegmentReader(name, disk.contents()[name])
+    image = disk.contents()[name]
+    reader = SegmentReader(name, image, len(image))
     for _ in reader.frames():
         pass
     return disk, name, reader
@@ -40,7 +41,8 @@ def _with_frame(body: bytes, announced_bytes: int | None = None) -> SimDisk:
     frame = bytearray(b"".join(pieces))
     if announced_bytes is not None:
         frame[4:8] = announced_bytes.to_bytes(4, "little")
-    image = reader.data[: reader.offset] + frame + reader.data[reader.offset + len(frame) :]
+    image = disk.contents()[name]
+    image = image[: reader.offset] + frame + image[reader.offset + len(frame) :]
     return SimDisk.holding(disk.contents() | {name: image})
 
 

@@ -78,7 +78,7 @@ def _framed(directory: Path) -> Parse:
     disk = _log()
     contents, name = disk.contents(), last_segment(disk)
     image = contents[name]
-    reader = SegmentReader(name, image)
+    reader = SegmentReader(name, image, len(image))
     for _ in reader.frames():
         pass
     at = reader.offset
