@@ -18,8 +18,6 @@ from tests.cli.programs import PATIENT, Running, raftkvctl
 from tests.long import long_except
 from tests.procs import ETCD_FAST, RAFTKV, Cluster, wait_for
 
-pytestmark = pytest.mark.xdist_group("cli-bench-streams")
-
 PROGRAMS = {"etcd": ETCD_FAST, "raftkv": RAFTKV}
 
 

@@ -77,10 +77,3 @@ def pytest_runtest_makereport(
             if isinstance(value, Cluster):
                 report.sections.append((f"logs of {value.program.name}", value.logs()))
     return report
-
-
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Keep the tests that share the session's servers on one worker, so that they are started once."""
-    for item in items:
-        if {"cluster", "etcd", "newer", "raftkv"} & set(getattr(item, "fixturenames", ())):
-            item.add_marker(pytest.mark.xdist_group("compat-servers"))

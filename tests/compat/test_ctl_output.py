@@ -26,8 +26,6 @@ from tests.compat.wire import Wire
 from tests.long import long_except
 from tests.procs import ETCD_FAST, Cluster, find_tool, wait_for
 
-pytestmark = pytest.mark.xdist_group("compat-ctl-output")
-
 ONE_IDENTITY = (
     "--initial-cluster=m0=http://127.0.0.1:1",
     "--initial-advertise-peer-urls=http://127.0.0.1:1",

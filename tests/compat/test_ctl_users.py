@@ -16,7 +16,6 @@ from tests.cli.runner import Ran, run_ctl
 from tests.compat.test_ctl_output import ONE_IDENTITY, line, normal, run_etcdctl
 from tests.procs import ETCD_FAST, Cluster
 
-pytestmark = pytest.mark.xdist_group("compat-ctl-users")
 FAST_BCRYPT = ("--bcrypt-cost=4",)
 
 LINES = (Path(__file__).parent / "testdata" / "users.txt").read_text(encoding="utf-8").strip().split("\n")

@@ -27,8 +27,6 @@ from tests.procs import RAFTKV, Cluster
 from tests.relay import Pace, Relay
 from tests.server.process.process import leader_of
 
-ONE_MEMBER = pytest.mark.xdist_group("large-answers-one")
-THREE_MEMBERS = pytest.mark.xdist_group("large-answers-three")
 STATUS, WATCH, RANGE_STREAM = (
     "etcdserverpb.Maintenance/Status",
     "/etcdserverpb.Watch/Watch",
@@ -171,13 +169,11 @@ def _paced(messages: Iterable[bytes]) -> Iterator[bytes]:
 
 
 @pytest.mark.long
-@ONE_MEMBER
 @pytest.mark.parametrize("name", NAMES)
 def test_a_client_reads_every_size(name: str, one: Store) -> None:
     _read(name, one.cluster.endpoints[0], one, SIZES)
 
 
-@THREE_MEMBERS
 @pytest.mark.long
 @pytest.mark.parametrize("name", NAMES)
 def test_a_client_reads_from_a_follower_over_a_slow_link(name: str, three: Store) -> None:
@@ -185,7 +181,6 @@ def test_a_client_reads_from_a_follower_over_a_slow_link(name: str, three: Store
         _read(name, link.endpoint, three, UP_TO_4_MB)
 
 
-@ONE_MEMBER
 @pytest.mark.long
 @pytest.mark.parametrize("name", NAMES)
 def test_a_client_reads_12_mb_over_a_link_that_stands_still_now_and_then(name: str, one: Store) -> None:
@@ -194,14 +189,12 @@ def test_a_client_reads_12_mb_over_a_link_that_stands_still_now_and_then(name: s
 
 
 @pytest.mark.long
-@THREE_MEMBERS
 @pytest.mark.parametrize("name", NAMES)
 def test_a_client_reads_12_mb_over_a_slow_link(name: str, three: Store) -> None:
     with Relay(three.follower, SLOW) as link:
         _read(name, link.endpoint, three, LARGEST)
 
 
-@ONE_MEMBER
 def test_a_slow_reader_on_grpcio_gets_every_chunk_and_event(one: Store) -> None:
     (size,) = LARGEST
     one.start_of(size)
@@ -219,7 +212,6 @@ def test_a_slow_reader_on_grpcio_gets_every_chunk_and_event(one: Store) -> None:
 
 
 @pytest.mark.long
-@ONE_MEMBER
 async def test_a_slow_reader_on_our_own_channel_gets_every_chunk_and_event(one: Store) -> None:
     (size,) = LARGEST
     one.start_of(size)

@@ -12,8 +12,6 @@ from tests.security import surface
 from tests.security.attack import FALLS, RESISTS, Attack, Stage
 from tests.security.certificates import Files, make
 
-pytestmark = pytest.mark.xdist_group("security-attacks")
-
 
 @pytest.fixture(scope="module")
 def files(tmp_path_factory: pytest.TempPathFactory) -> Files:

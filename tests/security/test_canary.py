@@ -26,7 +26,7 @@ from tests.compat.wire import Wire
 from tests.procs import RAFTKV, ROOT, Cluster, free_port, http_get, wait_for
 from tests.security.certificates import Files, make
 
-pytestmark = [pytest.mark.long, pytest.mark.xdist_group("security-canary")]
+pytestmark = pytest.mark.long
 AUTH = "etcdserverpb.Auth"
 ROOT_PASSWORD = "root-" + secrets.token_hex(12)
 

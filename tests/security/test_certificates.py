@@ -21,7 +21,6 @@ from tests.cli.runner import run_ctl
 from tests.procs import ETCD_FAST, PATIENCE_S, RAFTKV, Cluster, Program, free_port, wait_for
 from tests.security.certificates import Files, make, revoke
 
-pytestmark = pytest.mark.xdist_group("security-certificates")
 LISTENERS = ("client", "peer", "metrics")
 
 

@@ -11,8 +11,6 @@ from tests.procs import ETCD_FAST, RAFTKV, Cluster, Program
 from tests.security import users
 from tests.security.attack import FALLS, Attack, Stage
 
-pytestmark = pytest.mark.xdist_group("security-users")
-
 
 def _stage(program: Program, *flags: str) -> Iterator[Stage]:
     with Cluster(program, flags=flags) as cluster, Wire(cluster.endpoints) as wire:

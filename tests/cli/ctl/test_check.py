@@ -18,8 +18,6 @@ from tests.compat.test_ctl_output import normal, run_etcdctl
 from tests.long import long_except
 from tests.procs import ETCD_FAST, RAFTKV, Cluster
 
-pytestmark = pytest.mark.xdist_group("cli-check")
-
 PROGRAMS = {"etcd": ETCD_FAST, "raftkv": RAFTKV}
 
 

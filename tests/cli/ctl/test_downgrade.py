@@ -9,8 +9,6 @@ import pytest
 from tests.cli.runner import run_ctl
 from tests.procs import RAFTKV, Cluster
 
-pytestmark = pytest.mark.xdist_group("cli-downgrade")
-
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[Cluster]:

@@ -14,8 +14,6 @@ from tests.cli.runner import Ran, run_ctl
 from tests.long import long_except
 from tests.procs import ETCD_FAST, RAFTKV, Cluster, wait_for
 
-pytestmark = pytest.mark.xdist_group("cli-locks")
-
 PROGRAMS = {"etcd": ETCD_FAST, "raftkv": RAFTKV}
 MAKERS = {"etcdctl": etcdctl, "raftkvctl": raftkvctl}
 PAIRS = [(first, second) for first in MAKERS for second in MAKERS]

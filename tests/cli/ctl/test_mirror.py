@@ -15,8 +15,6 @@ from tests.cli.runner import Ran, run_ctl
 from tests.long import long_except
 from tests.procs import ETCD_FAST, RAFTKV, Cluster, wait_for
 
-pytestmark = pytest.mark.xdist_group("cli-mirror")
-
 PROGRAMS = {"etcd": ETCD_FAST, "raftkv": RAFTKV}
 MAKERS = {"etcdctl": etcdctl, "raftkvctl": raftkvctl}
 

@@ -25,8 +25,6 @@ from tests.cli.runner import run_ctl
 from tests.long import long_except
 from tests.procs import ETCD_FAST, RAFTKV, Cluster, free_port, wait_for
 
-pytestmark = pytest.mark.xdist_group("cli-top")
-
 PROGRAMS = {"etcd": ETCD_FAST, "raftkv": RAFTKV}
 TIMEOUT_S = 90.0
 EVENTS = "etcd_debugging_mvcc_events_total"

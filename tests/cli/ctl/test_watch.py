@@ -12,8 +12,6 @@ from tests.cli.runner import Ran, run_ctl
 from tests.long import long_except
 from tests.procs import ETCD_FAST, RAFTKV, Cluster, Program, wait_for
 
-pytestmark = pytest.mark.xdist_group("cli-watch")
-
 PROGRAMS = {"etcd": ETCD_FAST, "raftkv": RAFTKV}
 ENDS = {"json": b"ZW5kLW9mLWhpc3Rvcnk=", "hex": rb"\x65\x6e\x64\x2d\x6f\x66", "other": b"end-of-history"}
 HISTORY = ("put w1 1", "put w1 2", "del w1", "put w2 'é\nx'", "put w1 <&>", "put w3 end-of-history")

@@ -12,8 +12,6 @@ from tests.compat.store import compact, delete, get, put, txn
 from tests.compat.wire import Wire
 from tests.procs import ETCD_FAST, RAFTKV, Cluster, Program, http_get
 
-pytestmark = pytest.mark.xdist_group("compat-alarms")
-
 NO_SPACE = ("RESOURCE_EXHAUSTED", "etcdserver: mvcc: database space exceeded")
 CORRUPT = ("DATA_LOSS", "etcdserver: corrupt cluster")
 OK = ("OK", "")

@@ -18,7 +18,6 @@ from raftkv.pb import rpc_pb2
 from tests.compat.wire import Answer, Wire
 from tests.procs import ETCD_FAST, RAFTKV, Cluster
 
-pytestmark = pytest.mark.xdist_group("compat-members")
 UNKNOWN_ID = 0x1234
 
 

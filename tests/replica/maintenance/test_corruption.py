@@ -28,8 +28,6 @@ from tests.server.process.process import (
     wait_for_end,
 )
 
-pytestmark = pytest.mark.xdist_group("process-corruption")
-
 CORRUPT = ("DATA_LOSS", "etcdserver: corrupt cluster")
 
 

@@ -13,8 +13,6 @@ from tests.long import long_except
 from tests.procs import RAFTKV, Cluster, Member, wait_for
 from tests.server.process.process import COMPACT, hash_of, log_of, must_put, status_of, value_of, wait_for_end
 
-pytestmark = pytest.mark.xdist_group("process-defragment")
-
 DEFRAGMENT = "etcdserverpb.Maintenance/Defragment"
 POINTS = ["defragBeforeCopy", "defragAfterCopy", "defragBeforeRename", "defragAfterRename"]
 

@@ -15,8 +15,6 @@ from tests.compat.wire import Wire
 from tests.procs import RAFTKV, Cluster, wait_for
 from tests.server.process.process import put
 
-pytestmark = pytest.mark.xdist_group("process-quotas")
-
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[Cluster]:

@@ -31,8 +31,6 @@ from tests.server.process.process import (
     wait_for_equal_hashes,
 )
 
-pytestmark = pytest.mark.xdist_group("process-members")
-
 FAST = ["--strict-reconfig-check=false", "--max-learners=2"]
 """Without the five seconds that members must be connected before the next change."""
 

@@ -31,8 +31,6 @@ from tests.server.process.process import (
     wait_for_equal_hashes,
 )
 
-pytestmark = pytest.mark.xdist_group("process-cluster")
-
 ELECTION_S = 2.0
 QUOTA_BYTES = 12 * 1024 * 1024
 FLAGS = [

@@ -16,8 +16,6 @@ from tests.procs import RAFTKV, Cluster, free_port
 from tests.rpc import raw
 from tests.rpc.conftest import Certificates
 
-pytestmark = pytest.mark.xdist_group("process-connections")
-
 WARM_UP = 300
 """Opened before the first look: allocators and caches fill to what they keep."""
 

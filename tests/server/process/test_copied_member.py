@@ -12,7 +12,7 @@ from tests.procs import RAFTKV, Cluster, Member
 from tests.rpc.loop import until
 from tests.server.process.process import log_of
 
-pytestmark = [pytest.mark.long, pytest.mark.xdist_group("process-copied-member")]
+pytestmark = pytest.mark.long
 
 FLAGS = ("--snapshot-count", "50", "--snapshot-catchup-entries", "10")
 WRITES = 300

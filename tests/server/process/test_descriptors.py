@@ -15,8 +15,6 @@ from tests.procs import RAFTKV, Cluster, Program, wait_for
 from tests.rpc import raw
 from tests.server.process.process import log_of, must_put, put, run_to_end, value_of
 
-pytestmark = pytest.mark.xdist_group("process-descriptors")
-
 DESCRIPTORS = 1024
 IDLE = 2000
 GREETING = raw.PREFACE + raw.settings() + raw.frame(raw.SETTINGS, raw.ACK, 0)

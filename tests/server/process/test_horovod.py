@@ -13,8 +13,6 @@ from raftkv.training.records import GenerationRecord, Member, RunKeys, State
 from tests.procs import RAFTKV, Cluster
 from tests.server.process.horovod_worker import Worker, ask, replay, trace
 
-pytestmark = pytest.mark.xdist_group("process-horovod")
-
 RUN = RunKeys("team/job")
 FLAGS = ["--horovod-run", RUN.run_id, "--host-whitelist", "127.0.0.1"]
 ROOT = f"/raftkv/horovod/{RUN.run_id}/"

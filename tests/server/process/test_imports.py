@@ -14,8 +14,6 @@ from tests.compat.wire import Wire
 from tests.procs import Cluster, Program, http_get, wait_for
 from tests.server.process.process import log_of, must_put, put
 
-pytestmark = pytest.mark.xdist_group("process-imports")
-
 WATCHED = """
 import os, signal, sys
 

@@ -16,8 +16,6 @@ from tests.long import long_except
 from tests.procs import RAFTKV, ROOT, Cluster, free_port, wait_for
 from tests.server.process.process import RANGE, must_put, run_to_end, value_of
 
-pytestmark = pytest.mark.xdist_group("process-join")
-
 LIST = "etcdserverpb.Cluster/MemberList"
 ADD = "etcdserverpb.Cluster/MemberAdd"
 

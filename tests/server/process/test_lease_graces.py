@@ -17,8 +17,6 @@ from tests.procs import RAFTKV, ROOT, Cluster, wait_for
 from tests.relay import Relay
 from tests.server.process.process import leader_of
 
-pytestmark = pytest.mark.xdist_group("process-lease-graces")
-
 LONG_TTL_S = 600
 """Longer than any test waits: what ends has been ended."""
 

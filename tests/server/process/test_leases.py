@@ -14,8 +14,6 @@ from tests.compat.wire import Answer, Wire
 from tests.procs import RAFTKV, Cluster, wait_for
 from tests.server.process.process import PUT, leader_of, must_put, value_of
 
-pytestmark = pytest.mark.xdist_group("process-leases")
-
 GRANT = "etcdserverpb.Lease/LeaseGrant"
 REVOKE = "etcdserverpb.Lease/LeaseRevoke"
 TIME_TO_LIVE = "etcdserverpb.Lease/LeaseTimeToLive"

@@ -15,8 +15,6 @@ from tests.long import long_except
 from tests.procs import RAFTKV, Cluster, Member, free_port, http_get, wait_for
 from tests.server.process.process import RANGE, log_of, must_put, status_of
 
-pytestmark = pytest.mark.xdist_group("process-readiness")
-
 LATE = ("--backend-batch-interval", "60s")
 """The database is committed so rarely that a restart finds nothing of the test in it."""
 

@@ -15,8 +15,6 @@ from tests.compat.wire import Answer, Wire
 from tests.procs import RAFTKV, Cluster, Member, free_port, wait_for
 from tests.server.process.process import leader_of, log_of, must_put, status_of, value_of, wait_for_end
 
-pytestmark = pytest.mark.xdist_group("process-replace")
-
 LIST = "etcdserverpb.Cluster/MemberList"
 ADD = "etcdserverpb.Cluster/MemberAdd"
 REPLACE = "raftkvpb.Admin/MemberReplace"

@@ -15,8 +15,6 @@ from tests.compat.wire import Wire
 from tests.procs import RAFTKV, Cluster, free_port, wait_for
 from tests.server.process.process import RANGE, must_put, value_of
 
-pytestmark = pytest.mark.xdist_group("process-settings")
-
 METRICS_PORT = free_port()
 FLAGS = ["--auto-compaction-retention=1s", "--host-whitelist=127.0.0.1,good.example", "--cors=http://a.example:80"]
 

@@ -16,8 +16,6 @@ from tests.compat.wire import Wire
 from tests.procs import RAFTKV, Cluster
 from tests.server.process.process import RANGE, must_put
 
-pytestmark = pytest.mark.xdist_group("process-staleness")
-
 TXN = "etcdserverpb.KV/Txn"
 RANGE_STREAM = "/etcdserverpb.KV/RangeStream"
 MEMBER_LIST = "etcdserverpb.Cluster/MemberList"

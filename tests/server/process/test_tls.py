@@ -15,8 +15,6 @@ from tests.rpc.conftest import Certificates
 from tests.secure import SecureMember, secured
 from tests.server.process.process import PUT, STATUS, log_of, start_quietly
 
-pytestmark = pytest.mark.xdist_group("process-tls")
-
 
 def _flags(certificates: Certificates) -> list[str]:
     files = {"cert-file": "server.crt", "key-file": "server.key", "trusted-ca-file": "ca.crt"}

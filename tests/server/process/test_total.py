@@ -35,8 +35,6 @@ from tests.server.process.process import (
     wait_for_equal_hashes,
 )
 
-pytestmark = pytest.mark.xdist_group("process-total")
-
 CALLS = 1_000
 CALLS_IN_SHORT = 150
 STREAMED_MESSAGES = 5

@@ -22,7 +22,7 @@ from tests.secure import secured
 from tests.server.process.process import log_of
 from tests.server.tls.room import HERE, Room
 
-pytestmark = [pytest.mark.long, pytest.mark.xdist_group("tls-processes")]
+pytestmark = pytest.mark.long
 
 CLIENTS = ("", "alice", "bob", "old", "stranger")
 ACCEPTED = {

@@ -29,8 +29,6 @@ from tests.server.process.process import (
     wait_for_end,
 )
 
-pytestmark = pytest.mark.xdist_group("process-damage")
-
 KEYS = 40
 PAGE_BYTES = 4096
 

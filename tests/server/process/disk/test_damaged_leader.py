@@ -11,7 +11,7 @@ from tests.compat.wire import Wire
 from tests.procs import RAFTKV, Cluster, wait_for
 from tests.server.process.process import leader_of, log_of, must_put, put, value_of, wait_for_end, wait_for_equal_hashes
 
-pytestmark = [pytest.mark.xdist_group("process-damaged-leader"), pytest.mark.long]
+pytestmark = pytest.mark.long
 
 FLAGS = ["--snapshot-count", "20", "--snapshot-catchup-entries", "5"]
 NEEDLE = b"needle-of-the-leader-" * 4

@@ -30,8 +30,6 @@ from tests.server.process.process import (
     value_of,
 )
 
-pytestmark = pytest.mark.xdist_group("process-disk-full")
-
 NO_PORTS = (
     *("--listen-client-urls", "http://127.0.0.1:0", "--advertise-client-urls", "http://127.0.0.1:1"),
     *("--listen-peer-urls", "http://127.0.0.1:0"),

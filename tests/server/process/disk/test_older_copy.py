@@ -12,7 +12,7 @@ from tests.compat.wire import Wire
 from tests.procs import RAFTKV, Cluster, Member, wait_for
 from tests.server.process.process import leader_of, log_of, must_put, status_of, value_of, wait_for_end
 
-pytestmark = [pytest.mark.long, pytest.mark.xdist_group("process-older-copy")]
+pytestmark = pytest.mark.long
 
 MOVE_LEADER = "etcdserverpb.Maintenance/MoveLeader"
 

@@ -12,8 +12,6 @@ from tests.long import long_except
 from tests.procs import RAFTKV, Cluster, Member, free_port, wait_for
 from tests.server.process.process import log_of, must_put, start_to_end, value_of, wait_for_end
 
-pytestmark = pytest.mark.xdist_group("process-survivor")
-
 LIST = "etcdserverpb.Cluster/MemberList"
 ADD = "etcdserverpb.Cluster/MemberAdd"
 
