@@ -1,4 +1,4 @@
-"""The servers of the compatibility tests, each started once per run, and their logs with every failure.
+"""The servers of the compatibility tests, shared by all of them, and their logs with every failure.
 
 Rows are played on etcd 3.5.1 and on raftkv; by `make test-all` on etcd 3.5.30 too, where `make foreign` could get it.
 """
@@ -14,14 +14,14 @@ from tests.compat.wire import Wire
 from tests.procs import ETCD_FAST, ETCD_NEWER, RAFTKV, Cluster
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def etcd() -> Iterator[Cluster]:
     """The oracle: real etcd 3.5.1, one member."""
     with Cluster(ETCD_FAST) as cluster:
         yield cluster
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def newer() -> Iterator[Cluster]:
     """The second oracle: real etcd 3.5.30, one member."""
     assert ETCD_NEWER is not None
@@ -29,7 +29,7 @@ def newer() -> Iterator[Cluster]:
         yield cluster
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def raftkv() -> Iterator[Cluster]:
     """Three members of raftkv."""
     with Cluster(RAFTKV, size=3) as cluster:
@@ -40,13 +40,13 @@ SERVERS = ["etcd", "raftkv"]
 NEWER = [] if ETCD_NEWER is None else [pytest.param("newer", marks=pytest.mark.long)]
 
 
-@pytest.fixture(scope="session", params=[*SERVERS, *NEWER])
+@pytest.fixture(scope="package", params=[*SERVERS, *NEWER])
 def cluster(request: pytest.FixtureRequest) -> Cluster:
     """Each server in turn, so that what a test expects is proven on etcd itself."""
     return request.getfixturevalue(request.param)
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def wire(cluster: Cluster) -> Iterator[Wire]:
     """Connections to every member."""
     with Wire(cluster.endpoints) as wire:

@@ -49,25 +49,25 @@ USERS = [Script(name, "users") for name in AREAS if name != "etcd3gw"]
 """etcd3gw knows no users. Played by ``test_foreign_users``, on clusters that ask for users."""
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def etcd_one() -> Iterator[Cluster]:
     with Cluster(ETCD_FAST) as cluster:
         yield cluster
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def raftkv_one() -> Iterator[Cluster]:
     with Cluster(RAFTKV) as cluster:
         yield cluster
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def etcd_three() -> Iterator[Cluster]:
     with Cluster(ETCD_FAST, size=3) as cluster:
         yield cluster
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def raftkv_three() -> Iterator[Cluster]:
     with Cluster(RAFTKV, size=3) as cluster:
         yield cluster
