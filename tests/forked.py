@@ -9,7 +9,8 @@ Most of the processor time of a start is spent on imports (0.2 to 0.3 s), and th
 
 ``run`` runs a program to its end, like ``subprocess.run``. A program starts in its ``main`` with its own words,
 environment, folder and standard streams. Its `/proc` shows the command line of the forking process, and late imports
-have already been done. A test that depends on either, or sets a variable that Python reads, must start a real process.
+have already been done. A test that depends on either, or sets a variable that Python or an import reads, must start a
+real process; failpoints are armed anew.
 """
 
 from __future__ import annotations
@@ -30,6 +31,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from tempfile import TemporaryFile
 from typing import IO, Any
+
+from raftkv.storage import failpoints
 
 ROOT = Path(__file__).resolve().parents[1]
 REQUEST_BYTES_MAX = 1 << 20
@@ -198,6 +201,7 @@ def _become(request: dict[str, Any], program: str, streams: Sequence[int], other
     os.environ.update(request["environment"])
     os.chdir(request["cwd"])
     sys.argv = [program, *request["words"]]
+    failpoints.arm_from(os.environ)
 
 
 def main(program: str) -> int:

@@ -15,18 +15,19 @@ import pytest
 from jepsen import db
 from jepsen.db import require_disk
 from jepsen.runner import RUNS
+from raftkv.storage import failpoints
 from tests import forked
 
 
 @pytest.fixture(autouse=True)
 def _forked_members(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Start members as ``tests.procs`` does, unless a failpoint is armed."""
+    """Start members as ``tests.procs`` does, unless a library is loaded into them."""
     launch = db.launch
 
     def launch_or_fork(command: list[str], environment: Mapping[str, str], log: IO[bytes]) -> subprocess.Popen[bytes]:
-        if environment or command[:3] != db.programs()["raftkv"]:
+        if environment.keys() - {failpoints.ENVIRONMENT} or command[:3] != db.programs()["raftkv"]:
             return launch(command, environment, log)
-        return forked.start(command, cwd=db.ROOT, environment=os.environ, log=log)
+        return forked.start(command, cwd=db.ROOT, environment={**os.environ, **environment}, log=log)
 
     monkeypatch.setattr(db, "launch", launch_or_fork)
 

@@ -52,18 +52,19 @@ def addresses() -> list[str]:
 def run_to_end(*flags: str, environment: Mapping[str, str] | None = None, program: Program = RAFTKV) -> Ended:
     """Run raftkv until it ends by itself; its output is log and error together."""
     words = [*program.command, *flags]
-    if not environment and forked.is_forkable(words):
-        done = forked.run(words, is_one_stream=True, timeout_s=PATIENCE_S)
+    variables = {**os.environ, **(environment or {})}
+    if forked.is_forkable(words):
+        done = forked.run(words, environment=variables, is_one_stream=True, timeout_s=PATIENCE_S)
         return Ended(done.returncode, done.stdout)
     ran = subprocess.run(
-        [*program.command, *flags],
+        words,
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
         timeout=PATIENCE_S,
         cwd=ROOT,
-        env={**os.environ, **(environment or {})},
+        env=variables,
         check=False,
     )
     return Ended(ran.returncode, ran.stdout)

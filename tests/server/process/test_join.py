@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from raftkv.pb import rpc_pb2
+from tests import forked
 from tests.compat.wire import Wire
 from tests.long import long_except
 from tests.procs import RAFTKV, ROOT, Cluster, free_port, wait_for
@@ -36,10 +37,10 @@ class Joiner:
 
     def start(self, *flags: str, failpoints: str = "") -> None:
         """Run it in the background."""
-        environment = {**os.environ, "PYTHONPATH": str(ROOT), "RAFTKV_FAILPOINTS": failpoints}
+        environment = {**os.environ, "RAFTKV_FAILPOINTS": failpoints}
         with self.output.open("ab") as output:
-            command = [*RAFTKV.command, *self.words, *flags]
-            self.process = subprocess.Popen(command, stdout=output, stderr=output, cwd=ROOT, env=environment)
+            words = [*RAFTKV.command, *self.words, *flags]
+            self.process = forked.start(words, cwd=ROOT, environment=environment, log=output)
 
     def kill(self) -> None:
         """End it at once."""
@@ -133,8 +134,7 @@ def test_under_tls_a_client_s_certificate_opens_the_way(folder: Path, tmp_path: 
     with log.open("wb") as output, ExitStack() as running:
 
         def start(words: list[str], variables: Mapping[str, str]) -> subprocess.Popen[bytes]:
-            environment = {**os.environ, "PYTHONPATH": str(ROOT), **variables}
-            process = subprocess.Popen(words, stdout=output, stderr=output, cwd=ROOT, env=environment)
+            process = forked.start(words, cwd=ROOT, environment={**os.environ, **variables}, log=output)
             running.callback(process.wait)
             running.callback(process.kill)
             return process
