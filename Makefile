@@ -7,7 +7,6 @@ JOBS ?= 4
 QUICK := -n $(JOBS) --dist worksteal -k "not corners and not found_bugs and not crash_matrix and not system_faults" \
   tests/raft tests/storage tests/apply tests/rpc/parts tests/rpc/http2 tests/sim/test_swarm.py \
   $(addprefix tests/client/test_,client_parts.py core.py login.py tracing.py lease_keeper.py watch_hub.py)
-INTERPRETED := $(addprefix tests/,apply raft replica rpc server sim spec storage)
 MADE := .venv/.made
 RUNTIME := .venv/.runtime
 VENV := .venv/.installed
@@ -62,7 +61,7 @@ test: $(VENV) $(CLIENTS)  ## the tests without those that take long
 	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal
 
 test-interpreted: $(VENV)  ## long tests that replace parts of the hot path: `make test-all` has them too, unless that is compiled
-	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal -m "long and interpreted" $(INTERPRETED)
+	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal -m "long and interpreted"
 
 test-all: $(VENV) $(FOREIGN)  ## the tests that `make test` leaves out: long storms, all seeds, every foreign client; many wait
 	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal -m long

@@ -17,10 +17,12 @@ native`).
 from __future__ import annotations
 
 import contextlib
+import functools
 import gc
 import importlib
 import inspect
 import os
+import re
 import signal
 from collections.abc import Generator, Iterator
 from pathlib import Path
@@ -48,6 +50,9 @@ settings.load_profile("raftkv")
 
 forked.is_used = True
 
+HERE = Path(__file__).resolve().parent
+MARKS = {"long", "interpreted"}
+
 # A shell lets its background processes ignore SIGINT, but tests send it to themselves and to the processes they start.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
@@ -74,7 +79,8 @@ def pytest_collection(session: pytest.Session) -> None:
     gc.disable()
     root = session.config.rootpath
     folders = [path for word in session.config.args if (path := Path(word).absolute()).is_dir()]
-    files = sorted({path for folder in folders for path in folder.rglob("test_*.py")})
+    found = {path for folder in folders for path in folder.rglob("test_*.py")}
+    files = sorted(path for path in found if not pytest_ignore_collect(path, session.config))
     first = len(files) * int(told["workerid"].removeprefix("gw")) // told["workercount"]
     for path in files[first:] + files[:first]:
         # pytest imports the file again, and then reports a file that fails or is skipped.
@@ -82,9 +88,34 @@ def pytest_collection(session: pytest.Session) -> None:
             importlib.import_module(".".join(path.relative_to(root).with_suffix("").parts))
 
 
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Pass over files in which no test has the marks of `-m long` or `-m "long and interpreted"`."""
+    marks = str(config.getoption("markexpr")).split(" and ")
+    if not set(marks) <= MARKS or not collection_path.name.startswith("test_") or collection_path.suffix != ".py":
+        return None
+    return None if all(_names(collection_path, mark) for mark in marks) else True
+
+
+@functools.cache
+def _names(path: Path, mark: str) -> bool:
+    """Return whether a file, or a conftest.py below this one, names a mark."""
+    within = [folder / "conftest.py" for folder in path.parents if HERE in folder.parents]
+    texts = (file.read_text(encoding="utf-8") for file in (path, *within) if file.exists())
+    return any(re.search(rf"\b(mark|tests)\.{mark}\b", text) for text in texts)
+
+
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Skip long tests, unless requested by `--all`, by `-m` or by name, and tests that cannot run here."""
+    """Skip long tests, unless requested by `--all`, by `-m` or by name, and tests that cannot run here.
+
+    Raises:
+        pytest.UsageError: a test has a mark that neither its file nor a conftest.py names.
+    """
+    hidden = {
+        item.path for item in items for mark in MARKS if item.get_closest_marker(mark) and not _names(item.path, mark)
+    }
+    if hidden:
+        raise pytest.UsageError(f"`-m` passes over files that do not name the marks of their tests: {hidden}")
     absent = ["interpreted"] if raftkv.native.is_compiled() else []
     if not config.getoption("--all") and not config.getoption("markexpr"):
         absent.append("long")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import subprocess
 import sys
 from pathlib import Path
@@ -43,13 +42,9 @@ def test_a_missing_program_skips_a_test_but_fails_it_in_ci(monkeypatch, ci, end)
 def test_make_runs_every_test_once() -> None:
     text = (ROOT / "Makefile").read_text(encoding="utf-8")
     runs = [line.strip() for line in text.splitlines() if "-m pytest" in line]
-    rest = ("", ' -m "long and interpreted" $(INTERPRETED)', " -m long")
+    rest = ("", ' -m "long and interpreted"', " -m long")
     whole = [line for line in runs if not line.endswith("$(QUICK)")]
     assert whole == ["$(BIN)/python -m pytest -n $(JOBS) --dist worksteal" + more for more in rest]
-    named = re.search(r"^INTERPRETED := \$\(addprefix tests/,(.*)\)$", text, re.MULTILINE)
-    assert named is not None
-    marked = [path for path in (ROOT / "tests").rglob("test_*.py") if "mark.interpreted" in path.read_text("utf-8")]
-    assert {path.relative_to(ROOT).parts[1] for path in marked} - {"test_long.py"} == set(named[1].split())
     script = (ROOT / ".ci" / "run").read_text(encoding="utf-8")
     assert [line for line in script.splitlines() if line.startswith("make ")] == [
         "make verify",
