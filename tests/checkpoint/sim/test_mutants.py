@@ -1,10 +1,14 @@
-"""Planted bugs show what the simulator can find: each is found, and the code without it passes the same seed."""
+"""Planted bugs show what the simulator can find: each is found, and the code without it passes the same seed.
+
+The first seeds pass in test_seeds.
+"""
 
 from __future__ import annotations
 
 import pytest
 
 from tests.checkpoint.sim.mutants import MUTANTS
+from tests.checkpoint.sim.test_seeds import SEEDS_COUNT
 from tests.long import long_except
 
 SEEDS_MAX = 200
@@ -36,8 +40,9 @@ def test_planted_bug_is_found(name: str) -> None:
         outcome = mutant.hunt(range(first, first + SEEDS_MAX))
     assert outcome is not None, f"survived: {mutant.rule}"
     assert not str(outcome.violation).startswith("P0"), f"the mutant does not run: {outcome.violation}"
-    clean = mutant.run(outcome.settings.seed)
-    assert clean.violation is None, clean.replay_command
+    if outcome.settings.seed > SEEDS_COUNT:
+        clean = mutant.run(outcome.settings.seed)
+        assert clean.violation is None, clean.replay_command
 
 
 def test_there_are_enough_mutants() -> None:
