@@ -24,6 +24,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from bench.stage import leader_of
+from tests import forked
 from tests.procs import ROOT, Cluster
 
 SCRIPT = ROOT / "examples" / "train_allreduce.py"
@@ -219,9 +220,7 @@ class Job:
         environment = {**os.environ, "OMP_NUM_THREADS": "1", **dict(self.backend.environment), "NCCL_HOSTID": name}
         log = self.directory / f"{name}.log"
         with log.open("ab") as output:
-            process = subprocess.Popen(
-                command, env=environment, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT
-            )
+            process = forked.start(command, cwd=Path.cwd(), environment=environment, log=output)
         self.agents[name] = Agent(name, process, log)
 
     def _conf(self, name: str) -> list[str]:

@@ -45,6 +45,11 @@ PROGRAMS = {
         "raftkv.cli.bench.check",
         "raftkv.cli.bench.command",
     ),
+    "torch.distributed.run": (
+        "torch.distributed.run",
+        "torch.distributed.elastic.rendezvous",
+        "raftkv.torch.rendezvous",
+    ),
 }
 """By the word after ``python -m``: the module of its ``main``, and its imports after parsing the command."""
 
@@ -72,8 +77,12 @@ def is_forkable(words: Sequence[str]) -> bool:
     return list(words[:2]) == [sys.executable, "-m"] and words[2] in PROGRAMS
 
 
-def start(words: Sequence[str], *, cwd: Path, environment: Mapping[str, str], log: IO[bytes]) -> Forked:
-    """Start a program that prints to a log and reads nothing; the first of its `words` are `python -m raftkv`."""
+def start(
+    words: Sequence[str], *, cwd: Path, environment: Mapping[str, str], log: IO[bytes]
+) -> subprocess.Popen[bytes]:
+    """Start a program that prints to a log and reads nothing; unless ``is_used``, as a process of its own."""
+    if not is_used:
+        return subprocess.Popen(words, cwd=cwd, env=environment, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
     with open(os.devnull, "rb") as nothing:
         return spawn(words, (nothing, log, log), cwd=cwd, environment=environment)
 

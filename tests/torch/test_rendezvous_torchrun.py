@@ -21,6 +21,7 @@ from bench.restart_job import BACKENDS, Job
 from bench.stage import leader_of
 from raftkv.cli.runs import Pattern, needs
 from raftkv.training.records import CLOSED, RUNNING, SIGNAL, Fault, RunKeys, State
+from tests import forked
 from tests.cli.runner import run_ctl
 from tests.procs import ETCD_FAST, RAFTKV, Cluster, free_port, wait_for
 
@@ -148,7 +149,10 @@ def test_workers_were_started_before_they_were_needed(raftkv_cluster: raftkv.Loc
         wait_for(path.exists, f"worker {path.name}", PATIENCE_S)
         return int(path.read_text(encoding="ascii"))
 
-    with subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.PIPE) as agent:
+    log = tmp_path / "log"
+    with log.open("wb") as output:
+        agent = forked.start(command, cwd=tmp_path, environment=os.environ, log=output)
+    with agent:
         children = Path(f"/proc/{agent.pid}/task/{agent.pid}/children")
         workers = {worker(0, 1), worker(1, 1)}
         for generation in (2, 3):
@@ -161,8 +165,7 @@ def test_workers_were_started_before_they_were_needed(raftkv_cluster: raftkv.Loc
             workers = {worker(0, generation), worker(1, generation)}
             assert workers == spares
         (tmp_path / "stop").touch()
-        _, told = agent.communicate(timeout=PATIENCE_S)
-    assert agent.returncode == 0, told
+        assert agent.wait(PATIENCE_S) == 0, log.read_text()
     ran = run_ctl(["--endpoints", raftkv_cluster.endpoints[0], "run", "timeline", "ahead", "--json"])
     faults = [fault for generation in json.loads(ran.output)["epochs"] for fault in generation["faults"]]
     assert len(faults) == 2
@@ -183,8 +186,7 @@ def test_it_works_on_etcd(tmp_path: Path) -> None:
 
 
 def run_agent(endpoint: str, folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
-    command = [*AGENT, f"--rdzv-endpoint={endpoint}", *words]
-    return subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False, timeout=PATIENCE_S)
+    return forked.run([*AGENT, f"--rdzv-endpoint={endpoint}", *words], cwd=folder, timeout_s=PATIENCE_S)
 
 
 @pytest.mark.long
@@ -231,11 +233,7 @@ def test_an_agent_that_fails_itself_does_not_finish_the_run(raftkv_cluster, tmp_
 @pytest.mark.long
 def test_a_failure_is_one_line(tmp_path: Path) -> None:
     endpoint = f"127.0.0.1:{free_port()}"
-    command = [sys.executable, "-m", "torch.distributed.run", "--rdzv-backend=raftkv", f"--rdzv-endpoint={endpoint}"]
-    done = subprocess.run(
-        [*command, "--rdzv-id=job", "--rdzv-conf=connect_timeout=0.5", "no-script.py"],
-        cwd=tmp_path, capture_output=True, text=True, check=False,
-    )  # fmt: skip
+    done = run_agent(endpoint, tmp_path, "--rdzv-id=job", "--rdzv-conf=connect_timeout=0.5", "no-script.py")
     assert done.returncode == 1
     assert re.fullmatch(
         rf"raftkv: run 'job' cannot be joined: the cluster at {endpoint} "
