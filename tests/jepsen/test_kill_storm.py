@@ -18,21 +18,23 @@ BUSY = Settings(size=3, snapshot_count=50, flags=("--snapshot-catchup-entries=10
 
 ONE = Settings(size=1)
 
+RATE = 120.0
+"""Operations per second, of ten clients."""
+
 STORMS = {
     "brief-3": Options(Settings(), workload="register", faults=5, seed=6),
     "mixed-3": Options(BUSY, workload="mixed", faults=10, seed=1, compact_every=150),
     "append-3": Options(Settings(), workload="append", faults=5, seed=3),
     "set-1": Options(ONE, workload="set", faults=6, seed=4),
-    "mixed-1": Options(ONE, workload="mixed", faults=8, seed=5, compact_every=100),
 }
-KILLS = {"brief-3": 8, "mixed-3": 16, "append-3": 8, "set-1": 6, "mixed-1": 8}
+KILLS = {"brief-3": 8, "mixed-3": 16, "append-3": 8, "set-1": 6}
 
 
 def storm(options: Options) -> Report:
-    """One storm, by number of faults and not by time."""
+    """One storm, by number of faults and not by time; most of its time is for starts, and load then only costs."""
     RUNS.mkdir(parents=True, exist_ok=True)
     require_disk(RUNS)
-    return asyncio.run(run(dataclasses.replace(options, time_s=None, quiet_every=5)))
+    return asyncio.run(run(dataclasses.replace(options, time_s=None, quiet_every=5, rate=RATE)))
 
 
 @pytest.mark.parametrize("name", long_except(STORMS, {"brief-3"}))

@@ -14,6 +14,7 @@ import pytest
 
 from jepsen.db import Settings
 from jepsen.runner import Options, run
+from tests.jepsen.test_kill_storm import RATE
 
 BUSY = Settings(snapshot_count=50, flags=("--snapshot-catchup-entries=10",))
 """Members that cut their log short, so that one that was away gets the whole database, and watchers go on from it."""
@@ -36,7 +37,7 @@ USED = {"watch": "bookmarks", "lease": "leases_ended", "lock": "held", "roster":
 def test_guarantees_hold_under_faults(name: str, tmp_runs: Path) -> None:
     options = STORMS[name]
     faults = options.nemesis.count(",") + 1
-    short = dataclasses.replace(options, faults=faults, time_s=None, quiet_every=10, runs=tmp_runs)
+    short = dataclasses.replace(options, faults=faults, time_s=None, quiet_every=10, rate=RATE, runs=tmp_runs)
     report = asyncio.run(run(short))
     assert report.verdict.lines() == []
     assert report.figures["faults"] == faults

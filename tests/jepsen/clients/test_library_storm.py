@@ -11,6 +11,7 @@ from jepsen import runner
 from jepsen.db import Settings
 from jepsen.runner import Options, run
 from tests.jepsen.clients.library import Beside, LibraryClient
+from tests.jepsen.test_kill_storm import RATE
 
 STORMS = {"pause-leader,offline-leader": 1, "kill,pause,network": 4}
 """Faults, and how many of them."""
@@ -23,7 +24,7 @@ def test_guarantees_hold_under_faults(nemesis: str, tmp_runs: Path, monkeypatch:
     monkeypatch.setattr(runner, "CLUSTER_CLIENTS", 100)
     options = Options(
         Settings(), "library", nemesis, seed=5, faults=STORMS[nemesis] * (nemesis.count(",") + 1), time_s=None,
-        compact_every=150, runs=tmp_runs, client_class=LibraryClient,
+        compact_every=150, rate=RATE, runs=tmp_runs, client_class=LibraryClient,
     )  # fmt: skip
     report = asyncio.run(run(options))
     assert report.verdict.lines() == []
