@@ -73,9 +73,10 @@ def blocks(page: str, part: str | None = None) -> list[Block]:
 
 
 def clone_to(target: Path) -> Path:
-    """Copy what git knows of, as it stands here, and nothing else."""
+    """Copy what git knows of, as it stands here, and what Python has compiled of it: each member would do so again."""
     listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
-    for name in listed.split("\0"):
+    compiled = (path for folder in ("raftkv", "storage") for path in (ROOT / folder).rglob("__pycache__/*.pyc"))
+    for name in [*listed.split("\0"), *(str(path.relative_to(ROOT)) for path in compiled)]:
         if name and ((ROOT / name).exists() or (ROOT / name).is_symlink()):
             (target / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy2(ROOT / name, target / name, follow_symlinks=False)
