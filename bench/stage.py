@@ -19,6 +19,7 @@ from typing import Any, Final, TypeVar
 import raftkv
 from raftkv.pb import rpc_pb2
 from raftkv.rpc.client.channel import Channel
+from tests import forked
 from tests.procs import ETCD, RAFTKV, ROOT, Program
 
 _QUOTA: Final = ("--quota-backend-bytes", str(8 * 1024**3))
@@ -26,6 +27,7 @@ PROGRAMS: Final = (ETCD.with_flags(*_QUOTA), RAFTKV.with_flags("--log-level", "w
 """Both get the same settings; logging is reduced so that it costs nothing."""
 NAMES: Final = tuple(program.name for program in PROGRAMS)
 PATIENCE_S: Final = 300.0
+LOAD_MAX_S: Final = 3600.0
 TICKS_PER_S: Final = os.sysconf("SC_CLK_TCK")
 
 T = TypeVar("T")
@@ -106,7 +108,7 @@ def load(
     """
     command = [sys.executable, "-m", "raftkv.cli.ctl", "bench", *words.split(), "--json", *flags]
     command += ["--endpoints", ",".join(endpoints), "--clients", str(clients), "--conns", str(connections)]
-    done = subprocess.run([*command, f"--total={total}"], capture_output=True, text=True, check=False, cwd=ROOT)
+    done = forked.run([*command, f"--total={total}"], timeout_s=LOAD_MAX_S)
     if done.returncode != 0:
         raise SystemExit(f"bench: {words}: {done.stderr.strip() or done.stdout.strip()}")
     found: dict[str, Any] = json.loads(done.stdout)

@@ -54,7 +54,7 @@ PROGRAMS = {
 """By the word after ``python -m``: the module of its ``main``, and its imports after parsing the command."""
 
 is_used = False
-"""Whether members of ``tests.procs`` are forked: in tests (``tests/conftest.py``), not where starts are measured."""
+"""Whether programs are forked: in tests (``tests/conftest.py``), not where they are measured."""
 
 _lock = threading.Lock()
 
@@ -80,9 +80,7 @@ def is_forkable(words: Sequence[str]) -> bool:
 def start(
     words: Sequence[str], *, cwd: Path, environment: Mapping[str, str], log: IO[bytes]
 ) -> subprocess.Popen[bytes]:
-    """Start a program that prints to a log and reads nothing; unless ``is_used``, as a process of its own."""
-    if not is_used:
-        return subprocess.Popen(words, cwd=cwd, env=environment, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
+    """Start a program that prints to a log and reads nothing; the first of its `words` are `python -m raftkv`."""
     with open(os.devnull, "rb") as nothing:
         return spawn(words, (nothing, log, log), cwd=cwd, environment=environment)
 
@@ -94,8 +92,8 @@ def spawn(
     cwd: Path = ROOT,
     environment: Mapping[str, str],
     is_session: bool = False,
-) -> Forked:
-    """Start a program.
+) -> subprocess.Popen[bytes]:
+    """Start a program, forked if ``is_used``.
 
     Arguments:
         words: its command line, see ``is_forkable``.
@@ -104,6 +102,11 @@ def spawn(
         environment: all its variables.
         is_session: whether it leads a session of its own.
     """
+    if not is_used:
+        source, output, errors = streams
+        return subprocess.Popen(
+            words, cwd=cwd, env=environment, stdin=source, stdout=output, stderr=errors, start_new_session=is_session
+        )
     told = {"words": words[3:], "cwd": str(cwd), "environment": dict(environment), "is_session": is_session}
     with _lock:
         server = _server(words[2])

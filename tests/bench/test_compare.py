@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from bench.compare import ROWS, run_round
@@ -10,7 +12,8 @@ from tests.procs import RAFTKV
 
 @pytest.mark.long
 def test_every_row_is_measured() -> None:
-    found = run_round(RAFTKV, ROWS, 0.002)
+    rows = [*ROWS[:2], *(replace(row, processes=1) for row in ROWS[2:])]  # a process of the generator: 0.3 s
+    found = run_round(RAFTKV, rows, 0.002)
     assert list(found) == [row.name for row in ROWS]
     for name, summary in found.items():
         assert not summary["errors"], name
