@@ -1,4 +1,4 @@
-"""What ranks do together over a client that loses answers, or whose requests come late; on etcd 3.5.1 and raftkv."""
+"""What ranks do together over a client that loses answers, or whose requests come late; on etcd too (``mark.long``)."""
 
 from __future__ import annotations
 
