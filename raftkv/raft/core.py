@@ -248,6 +248,8 @@ class Raft:
         self._reset(self.term)
         self.leader = self.id
         self.role = StateRole.LEADER
+        # Those of earlier terms too: else a log that no quorum stores would grow by the limit with each election.
+        self.uncommitted_bytes = self.log.unreported_bytes()
         own = self.tracker.progress.get(self.id)
         if own is not None:
             own.become_replicate()

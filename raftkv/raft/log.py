@@ -593,3 +593,9 @@ class RaftLog:
             payload += page_payload
         self.applying_paused = self.applying_bytes >= self.max_applying_bytes
         return payload
+
+    def unreported_bytes(self) -> int:
+        """Return the payload of the entries that ``applied_to`` has not returned yet, committed or not."""
+        low, high = self.applying + 1, self.last_index + 1
+        rest = self.entries(low, high, NO_LIMIT) if low < high else []
+        return sum([payload for *_, payload in self._pages]) + sum([len(entry.data) for entry in rest])
