@@ -522,6 +522,8 @@ _GO_ESCAPES = {"<": "\\u003c", ">": "\\u003e", "&": "\\u0026", "\u2028": "\\u202
 _GO_ESCAPES |= {"\\b": "\\u0008", "\\f": "\\u000c"}
 _TOKEN = re.compile(r"\\.|[<>&\u2028\u2029]")
 _TYPE_BYTES, _TYPE_MESSAGE = 12, 11
+_IDS: Final = {"cluster_id", "member_id", "ID"}
+"""Fields that ``--hex`` shows in hexadecimal after a change of members, as in etcdctl 3.7."""
 
 
 class JSONPrinter(Printer):
@@ -530,7 +532,11 @@ class JSONPrinter(Printer):
     name = "json"
 
     def message(self, response: Any) -> None:
-        write_line(encode(plain(response)))
+        shown = plain(response)
+        if self.hexadecimal and "members" in shown:
+            for record in (shown["header"], shown.get("member", {}), *shown["members"]):
+                record.update({name: f"{record[name]:x}" for name in _IDS.intersection(record)})
+        write_line(encode(shown))
 
     def member_list(self, response: rpc_pb2.MemberListResponse) -> None:
         if self.hexadecimal:

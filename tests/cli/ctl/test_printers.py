@@ -57,6 +57,15 @@ def test_hashes_of_a_member_of_3_6(capsys):
     assert capsys.readouterr().out == "http://a, 5, 7\n"
 
 
+def test_changes_of_members_in_hexadecimal_as_in_3_7(capsys):
+    member = rpc_pb2.Member(ID=0xDEF, peerURLs=["http://b"], isLearner=True)
+    answer = rpc_pb2.MemberAddResponse(header=STATUS.header, member=member, members=[member])
+    make_printer("json", hexadecimal=True).show("member_add", answer, "b", "http://b")
+    shown = {"ID": "def", "peerURLs": ["http://b"], "isLearner": True}
+    header = {"cluster_id": "1", "member_id": "abc", "revision": 7, "raft_term": 2}
+    assert json.loads(capsys.readouterr().out) == {"header": header, "member": shown, "members": [shown]}
+
+
 HEALTH_TABLE = """\
 +----------+--------+-----------+---------------------------+
 | ENDPOINT | HEALTH |   TOOK    |           ERROR           |
