@@ -550,7 +550,7 @@ def _read_environment(environment: Mapping[str, str], given: Mapping[str, str], 
             continue
         name = names.get(key)
         if name is None:
-            warnings.append(f"unrecognized environment variable {key}={text}")
+            warnings.append(f"unrecognized environment variable {key}={text}{did_you_mean(key, names)}")
         elif name in given:
             raise ConfigError(
                 f"conflicting environment variable {key} is shadowed by corresponding command-line flag "
@@ -576,7 +576,7 @@ def _read_file(path: str, warnings: list[str]) -> dict[str, str]:
             if name in FLAGS:
                 texts[name] = _file_text(path, name, item)
             else:
-                warnings.append(f"{path}: unknown setting {name!r} is ignored")
+                warnings.append(f"{path}: unknown setting {name!r} is ignored{did_you_mean(name, FLAGS)}")
     return texts
 
 

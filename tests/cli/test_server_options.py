@@ -88,6 +88,8 @@ def test_environment():
     options = read("--name=a", ETCD_DATA_DIR="/d", ETCD_PRE_VOTE="false", ETCD_WAL_DIR="", PATH="/bin")
     assert (options.config.data_dir, options.config.pre_vote, options.warnings) == ("/d", False, [])
     assert read(ETCD_NOTHING="x").warnings == ["unrecognized environment variable ETCD_NOTHING=x"]
+    (misspelt,) = read(ETCD_DATADIR="x").warnings
+    assert misspelt.endswith(" ETCD_DATADIR=x (did you mean ETCD_DATA_DIR?)")
     assert refused("--name=a", ETCD_NAME="a") == (
         1,
         "conflicting environment variable ETCD_NAME is shadowed by corresponding command-line flag "
