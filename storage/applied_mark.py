@@ -118,12 +118,6 @@ class AppliedMark:
         self._map.close()
 
 
-def read_index(path: Path) -> int:
-    """Return the index of the newest entry noted in a file, which is only read; 0: there is none, or no such file."""
-    data = path.read_bytes()[:MARK_BYTES] if path.exists() else b""
-    return _newest(data)[0] if len(data) == MARK_BYTES else 0
-
-
 def _newest(data: bytes) -> tuple[int, int, int]:
     """Return index and term of the newest valid mark, and the slot for the next one: the other one."""
     found, at, next_slot = 0, 0, 0

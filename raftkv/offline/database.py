@@ -14,9 +14,9 @@ from typing import Final
 from raftkv.errors import CorruptionError, StorageError
 from raftkv.offline.directory import database_of, held, refuse_running
 from raftkv.pb import rpc_pb2
-from raftkv.storage import applied_mark, schema
+from raftkv.storage import schema
 from raftkv.storage.backend.base import History, ReadTxn, WriteBatch
-from raftkv.storage.backend.lmdb import LMDBBackend, read_value, replace_file
+from raftkv.storage.backend.lmdb import LMDBBackend, replace_file
 from raftkv.storage.datadir import begins
 from raftkv.storage.hash import KVHash, hash_kv
 from raftkv.storage.mvcc import FIRST_REVISION
@@ -60,17 +60,6 @@ def members_in(path: str) -> list[rpc_pb2.Member]:
         check_format(backend)
         with schema.reading(schema.MEMBERS):
             return [rpc_pb2.Member.FromString(record) for _, record in read.items(schema.MEMBERS)]
-
-
-def applied_index(path: str) -> int:
-    """Return how far the log was applied, by the database of a stopped member and by the mark that outlives a kill.
-
-    Arguments:
-        path: the data directory.
-    """
-    database = database_of(path)
-    index = schema.decode_integer(read_value(database, schema.META, schema.META_CONSISTENT_INDEX)) or 0
-    return max(index, applied_mark.read_index(database.with_name(applied_mark.MARK_NAME)))
 
 
 def checked_revision(begin_read: Callable[[], History], revision: int) -> int:

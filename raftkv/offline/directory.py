@@ -15,7 +15,6 @@ from pathlib import Path
 
 from raftkv.errors import StorageError
 from raftkv.storage.backend.environment import lock_path
-from raftkv.storage.datadir import is_shared as is_shared
 from raftkv.storage.datadir import obstacle as obstacle
 from raftkv.storage.datadir import refuse_etcd
 from raftkv.storage.wal import WAL

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from raftkv.errors import StorageError
-from raftkv.storage.applied_mark import AppliedMark, read_index
+from raftkv.storage.applied_mark import AppliedMark
 
 NOTES = st.lists(st.integers(1, 2**40), min_size=1, max_size=6, unique=True).map(sorted)
 
@@ -47,18 +47,6 @@ def test_the_newest_note_is_read_and_a_torn_one_leaves_the_one_before(tmp_path_f
     again = AppliedMark(path)
     again.note(notes[-1] + 1, 7)
     assert read(path) == (notes[-1] + 1, 7)
-
-
-def test_a_look_at_a_mark_makes_and_changes_nothing(tmp_path: Path) -> None:
-    """On a disk that the kernel had remounted read-only, the doctor recommended to remove the member."""
-    assert read_index(tmp_path / "applied") == 0
-    assert list(tmp_path.iterdir()) == []
-    (tmp_path / "applied").write_bytes(b"short")
-    assert read_index(tmp_path / "applied") == 0
-    assert (tmp_path / "applied").read_bytes() == b"short"
-    mark = AppliedMark(tmp_path / "applied")
-    mark.note(7, 1)
-    assert read_index(tmp_path / "applied") == 7
 
 
 def test_forgotten_mark_counts_from_the_next_note_on(tmp_path: Path) -> None:
