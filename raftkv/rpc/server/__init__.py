@@ -25,7 +25,7 @@ Example::
 
 Modules: ``server`` (listeners, registration), ``accept`` (connections), ``core`` (an HTTP/2 connection), ``router``,
 ``calls`` and ``stream`` (the handler's view of a call), ``budget`` (waiting answers), ``http`` (requests and
-responses), ``http1`` (with ``known_heads`` and ``websocket``), ``http2_plain``.
+responses), ``http1`` (with ``known_heads``), ``http2_plain``.
 
 Leaves out: the meaning of methods; the HTTP/2 engine (``rpc.http2``).
 """

@@ -10,12 +10,9 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from dataclasses import dataclass, field
 from email.utils import formatdate
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from raftkv.rpc.shares import Identity
-
-if TYPE_CHECKING:
-    from raftkv.rpc.server.websocket import WebSocket
 
 HttpHeaders = tuple[tuple[str, str], ...]
 
@@ -34,7 +31,6 @@ class HttpRequest:
         loopback: True if it arrived at a loopback address of this machine.
         certificate: verified client certificate, as ``ssl.SSLSocket.getpeercert`` returns it; None: none.
         identity: identity of its connection (``raftkv.rpc.shares``).
-        can_switch: whether the client has asked to switch protocols, and the connection can.
     """
 
     method: str
@@ -46,7 +42,6 @@ class HttpRequest:
     loopback: bool = False
     certificate: dict[str, Any] | None = field(default=None, repr=False)
     identity: Identity = ""
-    can_switch: bool = False
 
     @property
     def path(self) -> str:
@@ -95,8 +90,6 @@ class HttpResponse:
     Attributes:
         user: user that the request was served for, for the audit log; not sent. Empty: no user.
         is_call: whether a method's handler was called, so that wrappers of calls (``router.Around``) have seen it.
-        socket: takes over the connection after an answer 101 to a request that ``can_switch``; the body yields its
-            messages.
     """
 
     status: int = 200
@@ -104,7 +97,6 @@ class HttpResponse:
     headers: HttpHeaders = field(default=(("content-type", "text/plain; charset=utf-8"),))
     user: bytes = b""
     is_call: bool = False
-    socket: WebSocket | None = None
 
 
 def http_date() -> str:

@@ -12,10 +12,7 @@ room.
 Requests with a known head, and plain answers, bypass h11 (``known_heads``).
 A connection that misbehaves gets a 4xx answer and is closed; an idle one is closed without an answer.
 
-A request may turn the connection into a websocket: ``websocket`` reads and writes its frames. Their bytes wait, count
-and are limited like those of requests and answers.
-
-Left out on purpose: answering pipelined requests concurrently, other upgrades, trailers, compression.
+Left out on purpose: answering pipelined requests concurrently, upgrades, trailers, compression.
 """
 
 from __future__ import annotations
@@ -25,14 +22,13 @@ import contextlib
 import http
 import socket
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator
-from dataclasses import replace
 from functools import partial
 from math import inf
 from typing import TYPE_CHECKING, Any
 
 import h11
 
-from raftkv.loop.cycle_free import forget_frames, nothing
+from raftkv.loop.cycle_free import forget_frames
 from raftkv.loop.fair import Identity
 from raftkv.rpc.protocol import StallGuard
 from raftkv.rpc.server.budget import NOT_FINISHED, RELIEF_INTERVAL_S, AnswerAccount
@@ -47,7 +43,6 @@ from raftkv.rpc.server.http import (
     text_response,
 )
 from raftkv.rpc.server.known_heads import KnownHeads, head_bytes, response_head
-from raftkv.rpc.server.websocket import GOING_AWAY, NORMAL, WebSocket
 from raftkv.rpc.shares import queue_of
 
 if TYPE_CHECKING:
@@ -105,8 +100,6 @@ class Http1Protocol(asyncio.Protocol):
         self._request: h11.Request | None = None
         self._body = bytearray()
         self._task: asyncio.Task[None] | None = None
-        self._socket: WebSocket | None = None
-        """The websocket, once the connection is one."""
         self._writable = asyncio.Event()
         self._writable.set()
         self._room = asyncio.Event()
@@ -137,8 +130,6 @@ class Http1Protocol(asyncio.Protocol):
         self._last_read_s = self._loop.time()
         if self._is_behind:
             pass  # these bytes were decrypted together with those that wait
-        elif self._socket is not None:
-            self._read_frames(self._socket)
         elif self._task is None and not self._begin_known():
             if self._idle:
                 self._await_header(self._last_read_s)
@@ -155,8 +146,6 @@ class Http1Protocol(asyncio.Protocol):
         """Count request bytes in memory with the unfinished messages of all connections."""
         budget, before = self._budget, self._held_bytes
         size = len(self._inbox) + self._head_bytes + len(self._body) + self._served_bytes
-        if self._socket is not None:
-            size += self._socket.held_bytes
         budget.held_bytes += size - before
         self._held_bytes = size
 
@@ -240,10 +229,7 @@ class Http1Protocol(asyncio.Protocol):
         self._is_behind = False
         if self._finished:
             return
-        if self._socket is not None:
-            self._read_frames(self._socket)
-        else:
-            self._read_events()
+        self._read_events()
         self._hold()
         if not self._is_behind and not self._is_full and not self._finished:
             self._read_on()
@@ -307,9 +293,7 @@ class Http1Protocol(asyncio.Protocol):
         if head is None:
             raise RuntimeError("a body ended without a request")
         headers = tuple((name.decode("latin-1"), value.decode("latin-1")) for name, value in head.headers)
-        request = self._make_request(head.method.decode("ascii"), head.target.decode("latin-1"), headers, body)
-        can_switch = self._h11.their_state not in (h11.DONE, h11.MUST_CLOSE) and not self._draining
-        return replace(request, can_switch=True) if can_switch else request
+        return self._make_request(head.method.decode("ascii"), head.target.decode("latin-1"), headers, body)
 
     def _make_request(self, method: str, target: str, headers: HttpHeaders, body: bytes) -> HttpRequest:
         if not target.startswith("/"):
@@ -357,10 +341,7 @@ class Http1Protocol(asyncio.Protocol):
     async def _answer(self, request: HttpRequest, response: HttpResponse) -> None:
         try:
             try:
-                if response.socket is not None:
-                    await self._switch(response, response.socket)
-                else:
-                    await self._send(response, head_only=request.method == "HEAD")
+                await self._send(response, head_only=request.method == "HEAD")
             finally:
                 await close_body(response.body)
         except asyncio.CancelledError:
@@ -400,17 +381,17 @@ class Http1Protocol(asyncio.Protocol):
         if isinstance(body, bytes) and not head_only:
             self._write(h11.Data(data=body))
         elif not isinstance(body, bytes) and not head_only:
-            await self._send_pieces(body, lambda piece: self._write(h11.Data(data=piece)))
+            await self._send_pieces(body)
         self._write(h11.EndOfMessage())
 
-    async def _send_pieces(self, body: AsyncIterator[bytes], send: Callable[[bytes], None]) -> None:
+    async def _send_pieces(self, body: AsyncIterator[bytes]) -> None:
         """Send pieces as the client reads them, and as the budget of all clients has room."""
         account = self._account
         async for piece in body:
             await self._writable.wait()
             while len(piece) > account.room and account.budget.short:
                 await self._wait_for_room()
-            send(piece)
+            self._write(h11.Data(data=piece))
 
     async def _wait_for_room(self) -> None:
         """Wait until the budget has room, or until it is time to look again for clients that do not read."""
@@ -427,58 +408,6 @@ class Http1Protocol(asyncio.Protocol):
         if data and not self._transport.is_closing():
             self._wrote_s = self._loop.time()
             self._put(data)
-
-    # ---- websockets
-
-    async def _switch(self, response: HttpResponse, socket: WebSocket) -> None:
-        """Turn the connection into a websocket, and send the pieces of the body as its messages."""
-        headers = [(_usual(name), value) for name, value in response.headers]
-        self._write(h11.InformationalResponse(status_code=101, headers=headers, reason=_reason(101)))
-        self._inbox[:0] = self._h11.trailing_data[0]
-        self._socket = socket
-        socket.on_taken = self._taken
-        self._is_full = False
-        self.go_on()
-        if not isinstance(response.body, bytes):
-            await self._send_pieces(response.body, lambda piece: self._send_frame(socket, piece))
-        self._close_socket(socket, NORMAL)
-
-    def _send_frame(self, socket: WebSocket, piece: bytes) -> None:
-        if not socket.is_over and not self._finished:
-            self._put(socket.frame(piece))
-
-    def _read_frames(self, socket: WebSocket) -> None:
-        until_s = self._loop.time() + READ_S
-        while not self._finished and socket.read_frame(self._inbox):
-            self._say(socket)
-            if self._loop.time() > until_s and not self._finished:
-                self._fall_behind()
-                return
-        if socket.is_full and not self._is_full and not self._finished:
-            self._transport.pause_reading()
-            self._is_full = True
-            self._watch()
-
-    def _say(self, socket: WebSocket) -> None:
-        """Send a pong, if the client reads, or the final close frame."""
-        if socket.is_over:
-            self._put(socket.take_control())
-            self._finish()
-        elif self._writable.is_set() and (said := socket.take_control()):
-            self._put(said)
-
-    def _taken(self) -> None:
-        """Continue reading: the handler has taken a message."""
-        if self._is_full and not self._finished and not self._is_behind:
-            self._is_full = False
-            self.go_on()
-        else:
-            self._hold()
-
-    def _close_socket(self, socket: WebSocket, code: int) -> None:
-        if not socket.is_over and not self._finished:
-            socket.close(code)
-            self._say(socket)
 
     # ---- what leaves
 
@@ -600,9 +529,7 @@ class Http1Protocol(asyncio.Protocol):
     def drain(self) -> None:
         """Close now, or after the request being served."""
         self._draining = True
-        if self._socket is not None:
-            self._close_socket(self._socket, GOING_AWAY)
-        elif self._task is None:
+        if self._task is None:
             self._finish()
 
     def pause_writing(self) -> None:
@@ -617,15 +544,10 @@ class Http1Protocol(asyncio.Protocol):
         self._count_unread()
         if not self._finished:
             self._stall.disarm()
-            if self._socket is not None:
-                self._say(self._socket)
 
     def eof_received(self) -> bool | None:
-        """Keep serving for a while: a client that has ended its half may still read, or may have left.
-
-        A websocket's client has left: otherwise it would have sent a close frame first (RFC 6455, 7.1.5).
-        """
-        if self._finished or self._socket is not None or (self._task is None and not self._is_behind):
+        """Keep serving for a while: a client that has ended its half may still read, or may have left."""
+        if self._finished or (self._task is None and not self._is_behind):
             return False
         if self._ended_s is None:
             self._ended_s = self._loop.time()
@@ -641,9 +563,6 @@ class Http1Protocol(asyncio.Protocol):
         self._account.close()
         self._writable.set()
         self._finished = True
-        if self._socket is not None:
-            self._socket.on_taken = nothing
-            self._socket = None
         task, self._task = self._task, None  # a cancelled task holds frames that refer to this object
         if task is not None and not task.done():
             task.cancel()

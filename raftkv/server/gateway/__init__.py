@@ -6,7 +6,7 @@ Paths come from ``option (google.api.http)`` in ``proto/`` (``raftkv.pb.bindings
 JSON is read and written as in grpc-gateway 1.16, which etcd 3.5 uses.
 
 Modules: ``handler``, ``decoder``, ``exchange`` (one call of a handler), ``encoder``, ``streams`` (streaming calls),
-``sockets`` (watches and keep-alives over websockets), ``openapi``.
+``openapi``.
 
 Leaves out: HTTP itself (``rpc.server``), access checks (``server.http.access``, ``server.auth.guard``).
 """

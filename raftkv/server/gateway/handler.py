@@ -3,8 +3,7 @@
     POST /v3/kv/put {"key":"Zm9v"}  ->  binding -> decoder -> exchange: guard, audit, handler -> encoder -> 200 {...}
 
 One handler serves all paths, which are declared in ``proto/`` (``raftkv.pb.bindings``). Statuses, bodies and headers of
-answers are those of etcd 3.5, whose gateway is grpc-gateway 1.16. Other paths go to the next handler, websockets to
-``sockets``.
+answers are those of etcd 3.5, whose gateway is grpc-gateway 1.16. Other paths go to the next handler.
 
 A call through the gateway is never identified by the certificate of its connection (CVE-2018-16886): it is marked as
 forwarded.
@@ -25,7 +24,6 @@ from raftkv.rpc.server.calls import Peer
 from raftkv.rpc.server.http import HttpHandler, HttpRequest, HttpResponse
 from raftkv.rpc.server.router import Route
 from raftkv.rpc.server.server import Server
-from raftkv.rpc.server.websocket import is_handshake
 from raftkv.rpc.shares import Identity, queue_of
 from raftkv.rpc.status import Code, Headers, RpcError
 from raftkv.server.auth.callers import AUTHORIZATION, GATEWAY
@@ -33,7 +31,6 @@ from raftkv.server.gateway import openapi
 from raftkv.server.gateway.decoder import JsonError, Requests, decode_base64
 from raftkv.server.gateway.encoder import SMALL_BYTES, encode_large, encoder_of, error_body, http_status
 from raftkv.server.gateway.exchange import Chunks, Exchange, LargeBody
-from raftkv.server.gateway.sockets import Sockets
 from raftkv.server.gateway.streams import StreamBody, StreamExchange
 
 PREFIX: Final = "/v3/"
@@ -75,7 +72,6 @@ class Gateway:
         self._slices = slices
         self._methods: dict[str, tuple[Method, Route]] = {}
         self._server: Server | None = None
-        self._sockets = Sockets(lambda: self._called.limits, self._open, slices)
 
     def serve(self, server: Server) -> None:
         """Serve the methods of a server, which must all be registered.
@@ -111,8 +107,6 @@ class Gateway:
             return HttpResponse(200, openapi.document(), _JSON)
         if found is None:
             return HttpResponse(404, b"Not Found\n", _TEXT)
-        if found[0].client_streaming and is_handshake(request):
-            return self._sockets.answer(request, *found)
         if request.method == "HEAD":  # as etcd 3.7; 405 before
             return HttpResponse(400, b"", _JSON)
         if request.method != "POST":
@@ -162,7 +156,7 @@ class Gateway:
             rest = None if requests.are_over else requests
         else:
             message = await self._only_request(request, method)
-        exchange = self._open(request, headers)
+        exchange = StreamExchange(self._called, _peer(request), headers)
         try:
             exchange.feed(exchange.open(route, timeout_s), message, rest, method)
             await exchange.begun()
@@ -170,9 +164,6 @@ class Gateway:
         except BaseException:
             exchange.close()
             raise
-
-    def _open(self, request: HttpRequest, headers: Headers) -> StreamExchange:
-        return StreamExchange(self._called, _peer(request), headers)
 
     def _begun(self, exchange: StreamExchange, method: Method) -> HttpResponse:
         error = exchange.early_error

@@ -16,11 +16,10 @@ from collections import deque
 from collections.abc import AsyncIterator, Generator
 from copy import copy
 from time import perf_counter
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 from google.protobuf.descriptor import Descriptor
 
-from raftkv.loop.fair import Identity
 from raftkv.loop.scheduler import Slices, Work
 from raftkv.loop.timers import forget
 from raftkv.pb.services import Method
@@ -28,7 +27,7 @@ from raftkv.rpc.framing import PREFIX, PREFIX_BYTES, frame
 from raftkv.rpc.server.calls import ServerCall
 from raftkv.rpc.server.stream import StreamCall
 from raftkv.rpc.status import Headers, RpcError
-from raftkv.server.gateway.decoder import JsonError
+from raftkv.server.gateway.decoder import JsonError, Requests
 from raftkv.server.gateway.encoder import SMALL_BYTES, encode_large, encoder_of, stream_error
 from raftkv.server.gateway.exchange import Chunks, Exchange
 
@@ -40,13 +39,6 @@ WHOLE_BYTES_MAX: Final = 4 * 1024 * 1024
 etcd's gateway writes them. For the same reason no chunk has two lines."""
 
 _LINE: Final = '{"result":'
-
-
-class RequestReader(Protocol):
-    """Source of a client's requests: a body (``Requests``), or a websocket (``sockets.SocketRequests``)."""
-
-    async def next(self, method: Method) -> bytes | None:
-        """Return the next request; None at the end. Raises JsonError if it is invalid."""
 
 
 class StreamExchange(Exchange):
@@ -68,7 +60,7 @@ class StreamExchange(Exchange):
 
     # ---- requests
 
-    def feed(self, call: StreamCall, message: bytes | None, rest: RequestReader | None, method: Method) -> None:
+    def feed(self, call: StreamCall, message: bytes | None, rest: Requests | None, method: Method) -> None:
         """Pass requests to the call.
 
         Arguments:
@@ -84,7 +76,7 @@ class StreamExchange(Exchange):
         else:
             self._feeder = self.spawn(self._feed(call, rest, method))
 
-    async def _feed(self, call: StreamCall, rest: RequestReader, method: Method) -> None:
+    async def _feed(self, call: StreamCall, rest: Requests, method: Method) -> None:
         try:
             while not call.done and (message := await rest.next(method)) is not None:
                 call.on_data(frame(message), False)
@@ -244,7 +236,8 @@ class StreamBody(AsyncIterator[bytes]):
             raise StopAsyncIteration
         self._exchange.passed_on(self._sent_bytes)
         self._sent_bytes = 0
-        await cede(self._slices, self._exchange.queue)
+        if self._slices.is_late:  # others have used the time of this pass of the loop
+            await self._slices.result(_nothing, 1, self._exchange.queue)
         if self._chunks is None:
             try:
                 message = await self._exchange.take()
@@ -290,17 +283,6 @@ class StreamBody(AsyncIterator[bytes]):
         if self._chunks is not None:
             self._chunks.close()
         self._exchange.close()
-
-
-async def cede(slices: Slices, queue: Identity) -> None:
-    """Wait for a turn if others have used the time of this pass of the loop.
-
-    Arguments:
-        slices: runs the long work of the member.
-        queue: queue of the client (``rpc/shares``).
-    """
-    if slices.is_late:
-        await slices.result(_nothing, 1, queue)
 
 
 def _nothing() -> Work[None]:

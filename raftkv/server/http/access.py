@@ -5,11 +5,11 @@ A web page from elsewhere can point its own host name at this machine, and then 
 loopback addresses only the member's own names, localhost and IP addresses pass, since an attacker on the local network
 may point every other name here, even private ones. Encrypted requests prove the name.
 
-A web page can also send requests whose answers it may not read (CVE-2018-1098), and open websockets, which it may read.
-Browsers name the origin of a page, which must be allowed for websockets and for everything that changes something. JSON
-from browsers is accepted only with its own content type, for which browsers send a preflight request. A member's own
-pages (the dashboard) may do everything: their origin is the host name of the request, which must be one that no
-stranger can point here. Texts and headers are etcd's. The defaults are not: etcd allows every name and every origin.
+A web page can also send requests whose answers it may not read (CVE-2018-1098). Browsers name the
+origin of a page, which must be allowed for everything that changes something. JSON from browsers is accepted only with
+its own content type, for which browsers send a preflight request. A member's own pages (the dashboard) may do
+everything: their origin is the host name of the request, which must be one that no stranger can point here. Texts and
+headers are etcd's. The defaults are not: etcd allows every name and every origin.
 """
 
 from __future__ import annotations
@@ -32,7 +32,6 @@ from raftkv.rpc.server.http import (
     host_name,
     text_response,
 )
-from raftkv.rpc.server.websocket import is_handshake
 from raftkv.server.tls.identity import names_in
 
 _MISDIRECTED: Final = """
@@ -105,8 +104,7 @@ class HttpAccess:
         headers = self._cors_headers(origin)
         if request.method == "OPTIONS":
             return HttpResponse(200, b"", headers)
-        may_change = request.method not in _HARMLESS or is_handshake(request)
-        if may_change and origin and not self._may_change(request, origin, host):
+        if request.method not in _HARMLESS and origin and not self._may_change(request, origin, host):
             return text_response(403, "pages of this origin may change nothing here; see --cors and --host-whitelist")
         if request.method == "POST" and request.path.startswith(_JSON_PATHS) and _is_form_of_page(request):
             return text_response(415, "the content type must be application/json")

@@ -16,8 +16,6 @@ from raftkv.loop.cycle_free import forget_frames
 from raftkv.rpc import Channel, ChannelOptions, ServerLimits
 from raftkv.rpc.protocol import read_buffer
 from raftkv.rpc.server.http import HttpRequest, HttpResponse
-from raftkv.rpc.server.websocket import WebSocket, accepted
-from tests import websocket as ws
 from tests.long import long_except
 from tests.rpc import raw
 from tests.rpc import services as s
@@ -32,20 +30,12 @@ SPARE = 12
 async def handle(request: HttpRequest) -> HttpResponse:
     if request.path == "/pieces":
         return HttpResponse(body=_begun())
-    if request.can_switch:
-        socket = WebSocket(1000)
-        return HttpResponse(101, _taken(socket), accepted(request), socket=socket)
     return HttpResponse(body=request.body)
 
 
 async def _begun() -> AsyncIterator[bytes]:
     yield b"begun"
     await asyncio.Event().wait()
-
-
-async def _taken(socket: WebSocket) -> AsyncIterator[bytes]:
-    while (message := await socket.take()) is not None:
-        yield message + b"\n"
 
 
 @contextlib.contextmanager
@@ -128,8 +118,6 @@ CLEAR = {
     "wrong preface": (b"PRI * HTTP/3.0\r\n\r\nSM\r\n\r\n",),
     "http/1.1": (b"GET / HTTP/1.1\r\nHost: x\r\n\r\n", b"GET / HTTP/1.1\r\nHost: x\r\n\r\n"),
     "http/1.1, amid an answer": (b"GET /pieces HTTP/1.1\r\nHost: x\r\n\r\n",),
-    "websocket": (ws.handshake("/"), ws.frame(ws.TEXT, b"x")),
-    "websocket against the protocol": (ws.handshake("/"), ws.frame(3)),
     "half of http/1.1": (b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 10\r\n\r\nhalf",),
     "malformed http/1.1": (b"\0\r\n\r\n",),
 }

@@ -8,7 +8,6 @@ import pytest
 
 from raftkv.rpc.server.http import HostCheck, HttpHeaders, HttpRequest, HttpResponse, Origins, host_name
 from raftkv.server.http.access import HttpAccess
-from tests import websocket
 
 REBINDABLE = (
     *("evil.local", "wifi", "x.internal", "x.home.arpa", "x.localhost", "evil.svc", "evil..", ".", "evil.1", "1.2.3"),
@@ -202,17 +201,3 @@ def test_under_tls_the_own_origin_is_proved() -> None:
     for origin, status in (("https://db.example:2379", 200), ("https://evil.example", 403)):
         headers = (("host", "db.example:2379"), ("origin", origin))
         assert _ask(access, headers, "PUT", tls=True)[0] == status
-
-
-@pytest.mark.parametrize(
-    ("origin", "status"), [("", 200), ("http://page.example", 200), ("http://evil.example", 403), ("null", 403)]
-)
-def test_pages_open_websockets_only_where_they_may_change_things(origin: str, status: int) -> None:
-    """A browser asks for no permission before it opens one, and lets the page read all that comes."""
-    headers = (*websocket.HANDSHAKE, ("origin", origin))
-    assert _ask(_access(cors=("http://page.example",)), headers, path="/v3/watch")[0] == status
-
-
-def test_the_dashboard_may_open_websockets() -> None:
-    headers = (*websocket.HANDSHAKE, ("origin", "http://localhost"))
-    assert _ask(_access(), headers, path="/v3/watch")[0] == 200
