@@ -275,8 +275,6 @@ PLAIN = [
     (run_ctl, "run exec --job j --stop-grace 10 -- true", 1,
      "Error: --stop-grace must be a duration such as 300ms, 1.5s or 2m, 0s or more (set to '10')"),
     (run_ctl, "run list --json=maybe", 1, "Error: --json must be true or false (set to 'maybe')"),
-    (run_ctl, "member replace 1 2 --wait soon", 1,
-     "Error: --wait must be a duration such as 300ms, 1.5s or 2m (set to 'soon')"),
     (run_ctl, "get a --limit many", 1,
      'Error: invalid argument "many" for "--limit" flag: strconv.ParseInt: parsing "many": invalid syntax'),
 ]  # fmt: skip

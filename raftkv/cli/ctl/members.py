@@ -1,22 +1,12 @@
-"""``member`` and ``endpoint``, with the words and exit codes of etcdctl, and ``member replace``.
-
-``member replace OLD NAME --peer-urls=URL`` has several steps. When it is run again after an interruption, the member
-list shows which steps are left:
-
-    no member has URL             add NAME as a learner, and print the settings to start it with
-    a learner has it              request its promotion in OLD's place until granted: it must be started and in sync
-    a voter has it, OLD is gone   nothing is left to do
-"""
+"""``member`` and ``endpoint``, with the words and exit codes of etcdctl, and ``member replace``."""
 
 from __future__ import annotations
 
 import asyncio
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from raftkv import cluster_id
 from raftkv.cli import pflag
@@ -28,15 +18,10 @@ from raftkv.cli.program import BAD_ARGUMENTS, ERROR, CommandError, refused
 from raftkv.client import Client, Method
 from raftkv.client.errors import EndpointsFailed
 from raftkv.client.rpc import methods
-from raftkv.client.rpc.retry import is_transient
 from raftkv.errors import (
     PERMISSION_DENIED,
-    ConfChangeRefusedError,
     ConfigError,
-    LearnerNotReadyError,
-    MemberNotFoundError,
     StatusError,
-    UnhealthyError,
     printable,
 )
 from raftkv.pb import admin_pb2, rpc_pb2
@@ -45,10 +30,6 @@ if TYPE_CHECKING:
     from google.protobuf.message import Message
 
 M = TypeVar("M", bound="Message")
-Show = Callable[[str, str], None]
-
-PAUSE_S: Final = 0.5
-"""Pause between two requests to let a learner take a voter's place."""
 
 
 def member_list(invocation: Invocation) -> None:
@@ -90,190 +71,22 @@ def member_promote(invocation: Invocation) -> None:
 
 
 def member_replace(invocation: Invocation) -> None:
-    """Replace a voter with a learner; with ``--peer-urls``, add the learner first."""
+    """Replace a voter with a learner."""
     if len(invocation.arguments) != 2:
         raise CommandError(
-            "member replace needs two IDs: the voter that goes and the learner that comes, "
-            "or with --peer-urls the name of a new member",
-            BAD_ARGUMENTS,
+            "member replace needs two IDs: the voter that goes and the learner that comes", BAD_ARGUMENTS
         )
-    old_id = _parsed_id(invocation.arguments[0])
-    if invocation["peer-urls"]:
-        _replace_by_new(invocation, old_id)
-        return
-    new_id = _parsed_id(invocation.arguments[1])
+    old_id, new_id = map(_parsed_id, invocation.arguments)
     request = admin_pb2.MemberReplaceRequest(old_id=old_id, new_id=new_id)
     session = open_session(invocation)
     answer = session.call(methods.MEMBER_REPLACE, request)
     _print_done(session, old_id, f"replaced by {new_id:16x} in", answer)
 
 
-def _replace_by_new(invocation: Invocation, old_id: int) -> None:
-    name, urls, wait_s = invocation.arguments[1], _peer_urls(invocation), invocation["wait"]
-    session = open_session(invocation)
-
-    async def replace(client: Client) -> tuple[int, Any]:
-        replacement = Replacement(client, session, old_id, wait_s)
-        new_id, answer = await replacement.learner(name, urls)
-        if answer is None:
-            with _shown() as show:
-                answer = await replacement.take_place(new_id, show)
-        return new_id, answer
-
-    new_id, answer = session.run(replace)
-    _print_done(session, old_id, f"replaced by {new_id:16x} in", answer)
-
-
-@dataclass
-class Replacement:
-    """The replacement of a voter with a new member.
-
-    Attributes:
-        client, session: client and session of the command.
-        old_id: id of the voter.
-        wait_s: time limit until the new member is started and in sync.
-    """
-
-    client: Client
-    session: Session
-    old_id: int
-    wait_s: float
-
-    def __post_init__(self) -> None:
-        self._deadline = time.monotonic() + self.wait_s
-
-    async def learner(self, name: str, urls: list[str]) -> tuple[int, Any]:
-        """Return the member with these peer URLs, or add it as a learner and print the settings to start it with.
-
-        Arguments:
-            name, urls: name and peer URLs of the new member.
-
-        Returns:
-            Its id; and the members, if it has replaced the voter already.
-
-        Raises:
-            CommandError, StatusError: it can never replace the voter.
-        """
-        listed = await self._list()
-        old, new = _by_id(listed.members, self.old_id), with_urls(listed.members, urls)
-        if new is not None and not new.isLearner and old is None:
-            return new.ID, listed
-        if old is None:
-            raise MemberNotFoundError
-        if old.isLearner:
-            raise CommandError(f"member {old.ID:x} is a learner, it has no vote to give: remove it", ERROR)
-        if new is not None and not new.isLearner:
-            raise CommandError(f"member {new.ID:x} ({new.name}) with this peer URL is a voter already", ERROR)
-        if new is None:
-            added = await self._add(rpc_pb2.MemberAddRequest(peerURLs=urls, isLearner=True))
-            new_id = added.member.ID
-        else:
-            new_id, added = new.ID, rpc_pb2.MemberAddResponse(header=listed.header, member=new, members=listed.members)
-            remark(f"continuing with learner {new_id:x}, which was added before")
-        if new is None or not new.name:
-            self.session.printer.show("member_add", added, name, ",".join(urls))
-            sys.stdout.flush()
-        return new_id, None
-
-    async def take_place(self, new_id: int, show: Show | None) -> Any:
-        """Repeat the request until the learner has replaced the voter; return the answer, or else the member list.
-
-        Arguments:
-            new_id: id of the learner.
-            show: called with the current step and its progress; None: print a line for each step.
-
-        Raises:
-            CommandError, StatusError: the replacement is not possible, or took too long.
-        """
-        request, told = admin_pb2.MemberReplaceRequest(old_id=self.old_id, new_id=new_id), ""
-        begun_at = time.monotonic()
-        while True:
-            try:
-                return await self._call(methods.MEMBER_REPLACE, request)
-            except StatusError as error:
-                reason = error
-            listed = rpc_pb2.MemberListResponse()
-            with suppress(StatusError):
-                listed = await self._list()
-            new = _by_id(listed.members, new_id)
-            if new is not None and not new.isLearner and _by_id(listed.members, self.old_id) is None:
-                return listed  # the answer of an earlier attempt was lost
-            if not _passes(reason):
-                raise reason
-            step = _step(new_id, new, reason)
-            if time.monotonic() >= self._deadline:
-                wait = pflag.format_duration(round(self.wait_s * 1e9))
-                raise CommandError(
-                    f"{step} took longer than --wait {wait}: run the same command again to continue", ERROR
-                )
-            if show is not None:
-                show(step, await self._entries(new) or f"{time.monotonic() - begun_at:.0f} s")
-            elif step != told:
-                remark(step)
-            told = step
-            await asyncio.sleep(PAUSE_S)
-
-    async def _add(self, request: rpc_pb2.MemberAddRequest) -> rpc_pb2.MemberAddResponse:
-        """Repeat the request to add the member; a cluster that just started refuses until its members are connected."""
-        while True:
-            try:
-                return await self._call(methods.MEMBER_ADD, request)
-            except UnhealthyError:
-                if time.monotonic() >= self._deadline:
-                    raise
-            await asyncio.sleep(PAUSE_S)
-
-    async def _entries(self, new: rpc_pb2.Member | None) -> str:
-        """Return the learner's progress in the log, if it reports it."""
-        if new is None or not new.clientURLs:
-            return ""
-        try:
-            whole = await self._call(methods.STATUS, rpc_pb2.StatusRequest())
-            async with Client(list(new.clientURLs), self.session.options) as learner:
-                own = await learner.call(methods.STATUS, rpc_pb2.StatusRequest(), timeout_s=PAUSE_S)
-        except (StatusError, ConfigError):
-            return ""
-        return f"{own.raftAppliedIndex:,} of {whole.raftIndex:,} entries"
-
-    async def _list(self) -> rpc_pb2.MemberListResponse:
-        return await self._call(methods.MEMBER_LIST, rpc_pb2.MemberListRequest(linearizable=True))
-
-    async def _call(self, method: Method[M], request: Any) -> M:
-        return await self.client.call(method, request, timeout_s=self.session.timeout_s)
-
-
-def _by_id(members: Iterable[rpc_pb2.Member], member_id: int) -> rpc_pb2.Member | None:
-    return next((member for member in members if member_id == member.ID), None)
-
-
 def with_urls(members: Iterable[rpc_pb2.Member], urls: Iterable[str]) -> rpc_pb2.Member | None:
     """Return the member with exactly these peer URLs, in any spelling, or None."""
     wanted = set(map(cluster_id.comparable, urls))
     return next((member for member in members if set(map(cluster_id.comparable, member.peerURLs)) == wanted), None)
-
-
-def _passes(error: StatusError) -> bool:
-    return is_transient(error) or isinstance(error, LearnerNotReadyError | ConfChangeRefusedError)
-
-
-def _step(new_id: int, new: rpc_pb2.Member | None, reason: StatusError) -> str:
-    if not isinstance(reason, LearnerNotReadyError):
-        return f"waiting for the cluster ({reason})"
-    # A learner has no name until it has received the data.
-    missing = "to be in sync" if new is not None and new.name else "to be started and to receive the data"
-    return f"waiting for learner {new_id:x} {missing}"
-
-
-@contextmanager
-def _shown() -> Iterator[Show | None]:
-    """Yield a function that shows the progress on a terminal; None without a terminal."""
-    if not sys.stderr.isatty():
-        yield None
-        return
-    from rich.console import Console
-
-    with Console(stderr=True).status("") as status:
-        yield lambda step, progress: status.update(f"{step}: {progress}")
 
 
 def _change(invocation: Invocation, method: Method[Any], request: Any, done: str) -> None:

@@ -180,17 +180,13 @@ _REMOVE_DETAILS = """The member stops, and its id cannot be used again. To use t
 it as a new member."""
 _REPLACE = "Replace a voter by a learner"
 _REPLACE_DETAILS = """NEW is a learner that has the data: start it with `raftkv join URL --learner`.
-NEW gets the vote and OLD leaves in one change, so the number of voters never drops (not in etcdctl).
-
-With --peer-urls, NAME is a new member. The command adds it as a learner and prints the settings for its first start.
-The learner takes OLD's place when it has started and is in sync. After any interruption, run the same command again."""
+NEW gets the vote and OLD leaves in one change, so the number of voters never drops (not in etcdctl)."""
 
 
 def _add_members(root: Branch) -> None:
     member = root.branch("member", "List, add, move and remove members", "ctl.members:member_")
     peer_urls = Flag("peer-urls", usage="peer URLs of the member, separated by commas")
     learner = Flag("learner", BOOL, usage="the member gets all data but does not vote, until it is promoted")
-    (wait,) = _ours(Flag("wait", DURATION, 3600.0, "time limit for the new member to be started and in sync"))
     member.leaf("list", "", "List the members", (_CONSISTENCY,)).like("-w table")
     member.leaf("add", "NAME", "Add a member", (peer_urls, learner), _ADD_DETAILS).like(
         "d --peer-urls=http://10.0.0.4:2380", "d --learner --peer-urls=http://10.0.0.4:2380"
@@ -200,9 +196,7 @@ def _add_members(root: Branch) -> None:
         "8e9e05c52164694d --peer-urls=http://10.0.0.5:2380"
     )
     member.leaf("promote", "MEMBER", "Promote a learner to a voter").like("8e9e05c52164694d")
-    member.leaf("replace", "OLD NEW|NAME", _REPLACE, (peer_urls, wait), _REPLACE_DETAILS).like(
-        "8e9e05c52164694d fd422379fda50e48", "8e9e05c52164694d d --peer-urls=http://10.0.0.4:2380"
-    )
+    member.leaf("replace", "OLD NEW", _REPLACE, (), _REPLACE_DETAILS).like("8e9e05c52164694d fd422379fda50e48")
 
 
 def _add_roll(root: Branch) -> None:
