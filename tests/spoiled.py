@@ -117,7 +117,7 @@ SAMPLES: Final[tuple[Sample, ...]] = (
     Sample(checkpoint.Extremes(0.1, 3, 0.9, 7)),
     Sample(checkpoint.Latest(7, 2, 3, 15, {"loss": checkpoint.Extremes(0.1, 3, 0.9, 7)}, _AT), _RUN.latest("files")),
     Sample(checkpoint.Hold("h:1", _AT), _RUN.hold("files", 7, "pin", "reader@1f")),
-    Sample(checkpoint.Deleting("memory://job/step", "old", _AT, "sha256:3", "c1"), _RUN.deleting("files", _ID)),
+    Sample(checkpoint.Deleting("memory://job/step", "old", _AT, "c1"), _RUN.deleting("files", _ID)),
     Sample(checkpoint.HolderRecord("n1.2", "a", "10.0.0.1:4000", "0" * 64, "rack7"), _RUN.holder("n1.2")),
     Sample(
         checkpoint.CopyRecord(

@@ -1,11 +1,9 @@
-"""Exchange of checkpoints: exports to a directory, imports, copies between runs, adoption of existing directories.
+"""Exchange of checkpoints: exports to a directory, and imports.
 
 ::
 
     await registry.export(checkpoint, "s3://archive/job-100")          # files, manifest and record
     await registry.import_export(claim, "s3://archive/job-100")        # in this cluster, or in another one
-    await registry.copy_from(claim, checkpoint)                        # of another run
-    await registry.adopt(claim, "/shared/old/step-100", 100, kind=TORCH_SAVE)
 
 An import is saved like any other checkpoint (begun, prepared when its files are durable, committed), so it exists
 completely or not at all, under the claim of the importing program. Files of a manifest are verified while they are
@@ -22,6 +20,7 @@ import os
 import threading
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from typing import Any, Final, TypeVar
 
 from raftkv.checkpoint.commit.attempt import PREPARED_MAX_BYTES, PREPARED_TOTAL_MAX_BYTES, Attempt
@@ -29,12 +28,11 @@ from raftkv.checkpoint.commit.claim import Claim
 from raftkv.checkpoint.commit.manifest import MAX_BYTES, RECORD
 from raftkv.checkpoint.commit.manifest import NAME as MANIFEST
 from raftkv.checkpoint.errors import DigestMismatch
-from raftkv.checkpoint.keys import FILES, AttemptId
+from raftkv.checkpoint.keys import AttemptId
 from raftkv.checkpoint.records import Checkpoint, FileRecord, Prepared, Reference
-from raftkv.checkpoint.retention.ownership import ADOPTED, KEPT, OWNED
 from raftkv.checkpoint.storage.place import Place
-from raftkv.checkpoint.storage.transfer import copy_files, digest_files, list_files
-from raftkv.checkpoint.storage.verify import Progress, decode_manifest, load_manifest, read_manifest
+from raftkv.checkpoint.storage.transfer import copy_files
+from raftkv.checkpoint.storage.verify import Progress, decode_manifest, read_manifest
 from raftkv.client.records import RecordError
 from raftkv.errors import ConfigError
 from raftkv.loop.outcomes import outcome_of
@@ -185,37 +183,9 @@ def read_export(uri: str) -> tuple[Checkpoint, Incoming]:
     except RecordError as error:
         raise DigestMismatch(place.uri, RECORD, f"cannot be read: {error}") from None
     manifest = decode_manifest(place.uri, place.read(MANIFEST, MAX_BYTES), checkpoint.manifest)
-    return checkpoint, incoming(checkpoint, place, [file for _, file in manifest.files])
-
-
-def incoming(checkpoint: Checkpoint, place: Place, files: Sequence[FileRecord]) -> Incoming:
-    """Return the fields of a copy of a checkpoint: the same except for the parent, and with its origin in the
-    metadata."""
-    metadata = {name: value for name, value in checkpoint.metadata.items() if name != ADOPTED}
-    metadata[ORIGIN] = str(checkpoint.reference)
-    return Incoming(place, files, checkpoint.step, checkpoint.kind, None, metadata, checkpoint.metrics)
-
-
-async def read_checkpoint(checkpoint: Checkpoint) -> Incoming:
-    """Return the fields of a copy of a committed checkpoint. Raises DigestMismatch, StorageError."""
-    manifest = await asyncio.to_thread(load_manifest, checkpoint)
-    return incoming(checkpoint, Place(checkpoint.uri), [file for _, file in manifest.files])
-
-
-async def read_directory(uri: str, step: int, kind: str = FILES) -> Incoming:
-    """Return the checkpoint that a directory outside the registry would become.
-
-    Arguments:
-        uri: directory.
-        step, kind: step and kind of the checkpoint.
-
-    Raises:
-        ConfigError: there are no files, or a file has a name that is not valid.
-        StorageError: the directory cannot be read.
-    """
-    place = Place(uri)
-    files = await asyncio.to_thread(list_files, place, without=(MANIFEST, RECORD))
-    return Incoming(place, files, step, kind)
+    metadata = {**checkpoint.metadata, ORIGIN: str(checkpoint.reference)}
+    files = [file for _, file in manifest.files]
+    return checkpoint, Incoming(place, files, checkpoint.step, checkpoint.kind, None, metadata, checkpoint.metrics)
 
 
 async def save_copy(begin: Begin, claim: Claim, what: Incoming, on_progress: Progress | None = None) -> Checkpoint:
@@ -235,54 +205,6 @@ async def save_copy(begin: Begin, claim: Claim, what: Incoming, on_progress: Pro
         StorageError: a file could not be read or written.
         FenceBroken, GenerationOver: the claim has ended.
     """
-
-    def copy(attempt: Attempt, stop: threading.Event) -> list[FileRecord]:
-        return copy_files(what.place, what.files, Place(attempt.uri), on_progress=on_progress, stop=stop)
-
-    return await _save(begin, claim, what, copy)
-
-
-async def save_in_place(
-    begin: Begin, claim: Claim, what: Incoming, *, owned: bool, on_progress: Progress | None = None
-) -> Checkpoint:
-    """Commit a directory in place. A manifest is written there; its files must not change from now on.
-
-    Arguments:
-        begin: ``begin`` of the registry, with the uri of the directory.
-        claim: current claim.
-        what: comes in.
-        owned: whether the files are deleted with the checkpoint.
-        on_progress: called with numbers of bytes, on several threads.
-
-    Raises:
-        ConfigError: the directory has links, or is a checkpoint of a registry.
-        and as ``save_copy``.
-    """
-    await asyncio.to_thread(_check_in_place, what.place)
-    noted = {**what.metadata, ADOPTED: OWNED if owned else KEPT}
-    there = Incoming(what.place, what.files, what.step, what.kind, what.parent, noted, what.metrics)
-
-    def look(_: Attempt, stop: threading.Event) -> list[FileRecord]:
-        return digest_files(what.place, what.files, on_progress=on_progress, stop=stop)
-
-    return await _save(begin, claim, there, look)
-
-
-def _check_in_place(place: Place) -> None:
-    found = place.list()
-    if links := [each.name for each in found if each.is_link]:
-        raise ConfigError(f"{place.uri}/{links[0]} is a link, and its target is not the checkpoint's: adopt a copy")
-    if place.exists(MANIFEST) or _names_attempt(_real(place)) or any(_names_attempt(each.name) for each in found):
-        raise ConfigError(
-            f"{place.uri} is a checkpoint of a registry already, lies in one or has one in it, or its adoption was "
-            f"interrupted: adopt a copy, or delete {MANIFEST} there if no registry knows it"
-        )
-
-
-async def _save(
-    begin: Begin, claim: Claim, what: Incoming, bring: Callable[[Attempt, threading.Event], list[FileRecord]]
-) -> Checkpoint:
-    """Begin, copy the files, prepare, commit; abort the attempt on a failure."""
     parts = in_parts(what.files)
     if len(parts) > PARTS_MAX:  # before a byte is copied
         raise ConfigError(
@@ -293,14 +215,15 @@ async def _save(
         claim, what.step, world_size=len(parts), kind=what.kind, parent=what.parent, metadata=what.metadata
     )
     stop = threading.Event()
+    copy = partial(copy_files, what.place, what.files, Place(attempt.uri), on_progress=on_progress, stop=stop)
     try:
-        files = {file.name: file for file in await on_thread(lambda: bring(attempt, stop), stop.set)}
+        files = {file.name: file for file in await on_thread(copy, stop.set)}
         for rank, part in enumerate(parts):
             metrics = what.metrics if rank == 0 else None
             await attempt.prepare(rank, [files[file.name] for file in part], metrics=metrics)
         return await attempt.commit()
     except BaseException as error:
-        await outcome_of(asyncio.create_task(attempt.give_up(error, "it could not be adopted")))
+        await outcome_of(asyncio.create_task(attempt.give_up(error, "it could not be imported")))
         raise
 
 

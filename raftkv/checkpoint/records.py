@@ -298,8 +298,6 @@ class Deleting(Record):
         uri: directory; deleted with its contents if its name is that of the attempt.
         reason: human-readable reason.
         time: time of the decision.
-        manifest: digest of the manifest whose files are deleted if the directory is not deleted as a whole; empty:
-            none.
         collector: a unique name of the collector that decided.
     """
 
@@ -308,7 +306,6 @@ class Deleting(Record):
     uri: str
     reason: str = ""
     time: float = 0.0
-    manifest: str = ""
     collector: str = ""
 
 

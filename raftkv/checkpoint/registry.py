@@ -31,12 +31,12 @@ from raftkv.checkpoint.commit import attempt as attempts
 from raftkv.checkpoint.commit import summary
 from raftkv.checkpoint.commit.attempt import Attempt, Means, Taken
 from raftkv.checkpoint.commit.claim import CLAIM_NAME, Claim, WorldConditions, claim_generation
-from raftkv.checkpoint.commit.manifest import MAX_BYTES, Manifest, is_anothers
 from raftkv.checkpoint.commit.manifest import NAME as MANIFEST
+from raftkv.checkpoint.commit.manifest import Manifest
 from raftkv.checkpoint.copies import catalogue
 from raftkv.checkpoint.copies.catalogue import Copy, Spot, read_nearest
-from raftkv.checkpoint.errors import PrepareConflict, printable
-from raftkv.checkpoint.exchange import Imported, Incoming, OnResult
+from raftkv.checkpoint.errors import printable
+from raftkv.checkpoint.exchange import Imported, OnResult
 from raftkv.checkpoint.find import MIN, Bests, Commits, Lookup, RunLatest
 from raftkv.checkpoint.keys import FILES, MEMORY, PIN, AttemptId, RegistryKeys, check_kind, check_run_id, check_step
 from raftkv.checkpoint.records import AttemptRecord, Checkpoint, Hold, HolderRecord, Reference
@@ -47,7 +47,7 @@ from raftkv.checkpoint.retention.policy import Policy, unmeasured
 from raftkv.checkpoint.storage.filesystems import absolute
 from raftkv.checkpoint.storage.place import Place
 from raftkv.checkpoint.storage.verify import Progress, check_there, require_below
-from raftkv.client.arguments import instance, seconds, whole
+from raftkv.client.arguments import instance, whole
 from raftkv.client.control import ClientControl, check_whole
 from raftkv.errors import ConfigError
 
@@ -279,11 +279,6 @@ class Registry:
             # Not the directory of another attempt, nor one inside it, in any spelling.
             if name and all(AttemptId.of_directory(part) in (None, head.id) for part in name.split("/")):
                 return ""
-        if ownership.ADOPTED in head.metadata:
-            return printable(
-                f"{what} was being adopted in place, in {head.uri}, by a program that ended; only that program "
-                f"may write outside {self.uri}: adopt the directory again"
-            )
         return printable(
             f"{what} is not saved: its record names {head.uri}, which "
             f"does not lie below {self.uri} as a directory of its own; save again, check who may write its keys"
@@ -374,7 +369,6 @@ class Registry:
         kind: str = "",
         claim: Claim | None = None,
         dry_run: bool = False,
-        in_place: bool = False,
         on_result: OnResult | None = None,
         on_progress: Progress | None = None,
     ) -> list[Imported]:
@@ -384,8 +378,7 @@ class Registry:
         """
         importing = import_module("raftkv.integrations.importers.importing")  # by name: it imports this module
         found: list[Imported] = await importing.import_directory(
-            self, uri, step=step, kind=kind, claim=claim, dry_run=dry_run, in_place=in_place, on_result=on_result,
-            on_progress=on_progress,
+            self, uri, step=step, kind=kind, claim=claim, dry_run=dry_run, on_result=on_result, on_progress=on_progress
         )  # fmt: skip
         return found
 
@@ -493,28 +486,6 @@ class Registry:
                 )  # fmt: skip
         return collected
 
-    async def collect_forever(
-        self, policy: Policy, *, every_s: float = 600.0, on_collected: Callable[[Collected], Any] | None = None
-    ) -> None:
-        """Collect periodically until cancelled; the next collection repeats what failed.
-
-        Arguments:
-            policy: the rules.
-            every_s: pause between two collections.
-            on_collected: called on the loop after each collection.
-
-        Raises:
-            StatusError: the cluster refused.
-            ValueError: the pause is not positive.
-        """
-        if seconds(every_s, "every_s") <= 0:
-            raise ValueError(f"every_s must be positive, not {every_s:g}")
-        while True:
-            collected = await self.collect(policy)
-            if on_collected is not None:
-                on_collected(collected)
-            await asyncio.sleep(every_s)
-
     # ---- from elsewhere, and to elsewhere
 
     async def export(self, checkpoint: Checkpoint, uri: str, *, on_progress: Progress | None = None) -> None:
@@ -557,87 +528,8 @@ class Registry:
             CheckpointExists, StaleStep, DigestMismatch, StorageError: as ``exchange.save_copy``.
         """
         _, what = await asyncio.to_thread(exchange.read_export, uri)
-        return await self._copy(claim, what, step, parent, on_progress)
-
-    async def copy_from(
-        self,
-        claim: Claim,
-        checkpoint: Checkpoint,
-        *,
-        step: int | None = None,
-        is_parent: bool = True,
-        on_progress: Progress | None = None,
-    ) -> Checkpoint:
-        """Copy a checkpoint of another run into this one, with its kind, metrics and metadata.
-
-        Arguments:
-            claim: claim under which the copy is saved.
-            checkpoint: checkpoint of the other run; pinned during the call.
-            step: new step; None: the step of the original.
-            is_parent: whether the copy descends from it, so that it is kept as long as the copy.
-            on_progress: called with numbers of bytes, on several threads.
-
-        Raises:
-            CheckpointNotFound: the checkpoint is deleted.
-            CheckpointExists, StaleStep, DigestMismatch, StorageError: as ``exchange.save_copy``.
-        """
-        async with self.pin(checkpoint, f"copy by {self._holder}"):
-            what = await exchange.read_checkpoint(checkpoint)
-            return await self._copy(claim, what, step, checkpoint.reference if is_parent else None, on_progress)
-
-    async def _copy(
-        self, claim: Claim, what: Incoming, step: int | None, parent: Reference | None, on_progress: Progress | None
-    ) -> Checkpoint:
         what = replace(what, step=what.step if step is None else check_step(step), parent=parent)
         return await exchange.save_copy(self.begin, claim, what, on_progress)
-
-    async def adopt(
-        self,
-        claim: Claim,
-        uri: str,
-        step: int,
-        *,
-        kind: str = FILES,
-        in_place: bool = False,
-        owned: bool = False,
-        parent: Reference | None = None,
-        metadata: Mapping[str, str] | None = None,
-        metrics: Mapping[str, float] | None = None,
-        on_progress: Progress | None = None,
-    ) -> Checkpoint:
-        """Register a directory that another program has written as a checkpoint.
-
-        Arguments:
-            claim: current claim.
-            uri: directory, whose files must no longer change.
-            step, kind, parent, metadata: as for ``begin``.
-            in_place: leave the files where they are, and write a manifest beside them; else they are copied.
-            owned: for files in place, below the uri of the registry: delete them with the checkpoint; False: they stay.
-            metrics: as for ``Attempt.commit``.
-            on_progress: called with numbers of bytes, on several threads.
-
-        Raises:
-            ConfigError: there are no files, they cannot be registered as they are, or ``owned`` is set and they are not
-                below the uri of the registry.
-            CheckpointExists, StaleStep, DigestMismatch, StorageError: as ``exchange.save_copy``.
-        """
-        if in_place and owned and not (self.uri and Place(self.uri).contains(uri)):
-            raise ConfigError(
-                f"{uri} cannot be handed over: it does not lie below {self.uri or 'a place of this registry'}, and "
-                "elsewhere no file is ever deleted; use owned=False, or adopt a copy"
-            )
-        found = await exchange.read_directory(uri, step, kind)
-        what = replace(found, parent=parent, metadata=metadata or {}, metrics=metrics or {})
-        if not in_place:
-            return await exchange.save_copy(self.begin, claim, what, on_progress)
-
-        async def begin(claim: Claim, step: int, **given: Any) -> Attempt:
-            record = self._record(step, given["world_size"], given["kind"], given["parent"], given["metadata"])
-            if owned:
-                await self._mark()
-            return await attempts.begin(self._means, claim, record, lambda _: what.place.uri)
-
-        return await exchange.save_in_place(begin, claim, what, owned=owned, on_progress=on_progress)
 
     def _hold(self) -> Hold:
         return Hold(self._holder, self._means.now())
@@ -647,21 +539,10 @@ async def write_manifest(uri: str, data: bytes) -> None:
     """Write the manifest of an attempt, durably.
 
     Raises:
-        PrepareConflict: the directory has the manifest of another attempt, as when two runs register it in place.
         StorageError: the manifest could not be written.
     """
 
-    def write() -> None:
-        place = Place(uri)
-        if place.write_new(MANIFEST, data):
-            return
-        if is_anothers(place.read(MANIFEST, MAX_BYTES), data):
-            raise PrepareConflict(
-                f"{uri} is the directory of another checkpoint by now; nothing was committed: adopt a copy"
-            )
-        place.write(MANIFEST, data)  # one of this attempt may be incomplete or not durable after a crash
-
-    await asyncio.to_thread(write)
+    await asyncio.to_thread(lambda: Place(uri).write(MANIFEST, data))
 
 
 async def check_files(uri: str, manifest: Manifest) -> None:

@@ -674,7 +674,7 @@ def _plain(result: Collected) -> dict[str, object]:
 
 # -- moving ---------------------------------------------------------------------------------------------------------
 #
-# ``checkpoint export|import|copy``: moving checkpoints out of the registry, into it, or to another run.
+# ``checkpoint export|import``: moving checkpoints out of the registry, and into it.
 
 _STYLES = {IMPORTED: "green", REFUSED: "red"}
 
@@ -693,22 +693,6 @@ def _tell_place(call: Call, checkpoint: Checkpoint, text: str, uri: str) -> None
     name = {"run_id": one.run_id, "kind": one.kind, "step": one.step, "uri": uri}
     told = f"{text}: {count(one.file_count, 'file')}, {size(one.size_bytes)}, all digests match"
     call.tell({**name, "file_count": one.file_count, "size_bytes": one.size_bytes}, told)
-
-
-def copy(invocation: Invocation) -> None:
-    """Copy a checkpoint of one run to another run."""
-    call = Call(invocation)
-    step, place = _step(call), _place(call)
-    into = outside_the_store(lambda: check_run_id(call.argument(2)))
-
-    async def take(_: Registry, checkpoint: Checkpoint) -> Checkpoint:
-        target = await registry_of(call, into, place)
-        await check_new(target.control, into, checkpoint.step if step is None else step, checkpoint.kind)
-        return await target.copy_from(await target.claim(), checkpoint, step=step, on_progress=on_progress)
-
-    with byte_bar("copying", hidden=call.as_json) as on_progress:
-        _, done = call.on(1, take, limited=False)
-    _tell_place(call, done, f"step {done.step} ({done.kind}) is in run {into!r}", done.uri)
 
 
 def take_in(invocation: Invocation) -> None:

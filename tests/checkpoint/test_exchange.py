@@ -1,10 +1,8 @@
-"""Checkpoints come and go: exports, imports, copies, directories that are adopted; cut off anywhere."""
+"""Checkpoints come and go: exports and imports, cut off anywhere."""
 
 from __future__ import annotations
 
 import asyncio
-import os
-import threading
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,15 +10,13 @@ from typing import Any
 import pytest
 
 from raftkv.checkpoint import exchange
-from raftkv.checkpoint.commit import attempt
 from raftkv.checkpoint.commit.manifest import NAME as MANIFEST
 from raftkv.checkpoint.commit.manifest import Manifest
 from raftkv.checkpoint.digest import of_bytes
-from raftkv.checkpoint.errors import CheckpointNotFound, DigestMismatch, PrepareConflict, StaleStep, StorageError
-from raftkv.checkpoint.keys import TORCH_SAVE, RegistryKeys
-from raftkv.checkpoint.records import Checkpoint, FileRecord, Prepared, Reference
+from raftkv.checkpoint.errors import DigestMismatch, StaleStep, StorageError
+from raftkv.checkpoint.keys import RegistryKeys
+from raftkv.checkpoint.records import FileRecord, Prepared
 from raftkv.checkpoint.registry import Registry
-from raftkv.checkpoint.retention.holds import HoldInfo
 from raftkv.checkpoint.retention.policy import Policy
 from raftkv.checkpoint.storage.place import Place
 from raftkv.checkpoint.storage.verify import verify
@@ -147,8 +143,7 @@ async def test_nothing_is_exported_over_what_is_there(tmp_path: Path) -> None:
     assert verify(two).is_whole
 
 
-@pytest.mark.parametrize("is_export", [False, True])
-async def test_a_file_without_a_digest_is_not_copied(is_export: bool, tmp_path: Path) -> None:
+async def test_a_file_without_a_digest_is_not_copied(tmp_path: Path) -> None:
     """Refuse a list of files that verifies none: through a link in the directory it named any file of this machine."""
     world, secret = Kept(tmp_path, ""), tmp_path / "secret"
     saved = await world.save(7)
@@ -162,7 +157,7 @@ async def test_a_file_without_a_digest_is_not_copied(is_export: bool, tmp_path: 
     registry = leasing(world, "tuned")
     claim = await registry.claim()
     with pytest.raises(DigestMismatch, match="with the digest '' cannot be"):
-        await (registry.import_export(claim, saved.uri) if is_export else registry.copy_from(claim, forged))
+        await registry.import_export(claim, saved.uri)
     assert not Place(registry.uri).list()
 
 
@@ -179,47 +174,14 @@ async def test_a_damaged_export_is_not_imported(name: str, tmp_path: Path) -> No
     assert (world.steps(), len(world.directories())) == ([1], 1)  # what was copied of it is gone
 
 
-async def test_a_copy_descends_from_what_it_is_a_copy_of(tmp_path: Path) -> None:
-    world = Kept(tmp_path)
-    one = await world.save(1, {"loss": 1.0})
-    await world.save(2)
-    registry = leasing(world, "tuned")
-    claim = await registry.claim()
-    copy = await registry.copy_from(claim, one, step=50)
-    assert (copy.parent, copy.step, copy.metrics) == (one.reference, 50, {"loss": 1.0})
-    assert verify(copy).is_whole
-    assert (await world.collect(LAST)).deleted == []
-    free = await registry.copy_from(claim, one, step=51, is_parent=False)
-    assert free.parent is None
-    await registry.collect(LAST)
-    assert (await world.collect(LAST)).deleted == [one]
-    with pytest.raises(CheckpointNotFound):
-        await registry.copy_from(claim, one, step=52)
-
-
-async def test_checkpoint_is_pinned_during_a_copy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_an_import_that_is_cancelled_stops_and_is_given_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     world = Kept(tmp_path)
     one = await world.save(1)
-    await world.save(2)
-    seen: list[list[HoldInfo]] = []
-    save_copy = exchange.save_copy
-
-    async def look(*given: Any) -> Checkpoint:
-        seen.append(await world.registry().pins())
-        assert (await world.collect(LAST)).deleted == []
-        return await save_copy(*given)
-
-    monkeypatch.setattr(exchange, "save_copy", look)
-    registry = leasing(world, "tuned")
-    await registry.copy_from(await registry.claim(), one, is_parent=False)
-    assert [info.checkpoint for info in seen[0]] == [one.reference]
-    assert await world.registry().pins() == []
-
-
-async def test_a_copy_that_is_cancelled_stops_and_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    world = Kept(tmp_path)
-    one = await world.save(1)
-    registry = leasing(world, "tuned")
+    uri = str(tmp_path / "export")
+    await leasing(world).export(one, uri)
+    registry = world.registry("tuned")
     claim = await registry.claim()
     pieces: list[str] = []
     begun, go_on = asyncio.Event(), __import__("threading").Event()
@@ -233,7 +195,7 @@ async def test_a_copy_that_is_cancelled_stops_and_is_given_up(tmp_path: Path, mo
             pieces.append(name)
 
     monkeypatch.setattr(Place, "chunks", slow)
-    copying = asyncio.ensure_future(registry.copy_from(claim, one))
+    copying = asyncio.ensure_future(registry.import_export(claim, uri))
     await begun.wait()
     copying.cancel()
     await asyncio.sleep(0)
@@ -244,101 +206,6 @@ async def test_a_copy_that_is_cancelled_stops_and_is_given_up(tmp_path: Path, mo
     keys = RegistryKeys("tuned")
     assert (world.keys(keys.records), world.keys(keys.attempts)) == ([], [])
     assert len(world.keys(keys.deletings)) == 1
-    assert await world.registry().pins() == []
-
-
-def _foreign(path: Path) -> Path:
-    (path / "sub").mkdir(parents=True)
-    (path / "model.pt").write_bytes(b"m" * 3000)
-    (path / "sub" / "optimizer.pt").write_bytes(b"o" * 100)
-    return path
-
-
-async def test_a_directory_is_taken_in_as_a_copy(tmp_path: Path) -> None:
-    world, old = Kept(tmp_path), _foreign(tmp_path / "old")
-    registry = world.registry()
-    taken = await registry.adopt(
-        await registry.claim(), str(old), 5, kind=TORCH_SAVE, metadata={"by": "hand"}, metrics={"loss": 1.0}
-    )
-    assert verify(taken).is_whole
-    assert (taken.step, taken.kind, taken.file_count, taken.size_bytes) == (5, TORCH_SAVE, 2, 3100)
-    assert (taken.metadata, taken.metrics) == ({"by": "hand"}, {"loss": 1.0})
-    assert taken.uri.startswith(world.uri)
-    assert sorted(os.listdir(old)) == ["model.pt", "sub"]
-
-
-@pytest.mark.parametrize("owned", [False, True])
-async def test_a_directory_in_place_goes_only_if_it_was_handed_over(owned: bool, tmp_path: Path) -> None:
-    world, old = Kept(tmp_path, ""), _foreign(tmp_path / "job" / "old")
-    registry = world.registry()
-    claim = await registry.claim()
-    taken = await registry.adopt(claim, str(old), 5, in_place=True, owned=owned)
-    assert (taken.uri, verify(taken).is_whole) == (str(old), True)
-    (old / "sub" / "later.txt").write_bytes(b"not the checkpoint's")
-    with pytest.raises(ConfigError, match="is a checkpoint of a registry already"):
-        await registry.adopt(claim, str(old), 6, in_place=True)
-    copy = await registry.adopt(claim, str(old), 6)
-    done = await registry.collect(LAST)
-    assert (done.deleted, done.failures) == ([taken], [])
-    if owned:
-        assert (done.kept_bytes, done.freed_bytes) == ([], 3100)
-        assert [str(path.relative_to(old)) for path in sorted(old.rglob("*"))] == ["sub", "sub/later.txt"]
-    else:
-        assert (done.kept_bytes, done.freed_bytes) == ([str(old)], 0)
-        assert (old / "model.pt").read_bytes() == b"m" * 3000
-    assert verify(copy).is_whole
-
-
-async def test_a_directory_in_a_checkpoint_is_taken_in_as_a_copy_alone(tmp_path: Path) -> None:
-    """Register no files twice: they would go with the one checkpoint, and be missing in the other."""
-    world = Kept(tmp_path, "")
-    saved = await world.save(1)
-    os.symlink(saved.uri, tmp_path / "link")
-    registry = world.registry("job/b")  # whose place is below that of "job"
-    await registry.adopt(await registry.claim(), str(_foreign(tmp_path / "old")), 1)
-    for inside in (f"{saved.uri}/sub", str(tmp_path / "link" / "sub"), registry.uri):
-        taking = world.registry()
-        with pytest.raises(ConfigError, match="lies in one or has one in it"):
-            await taking.adopt(await taking.claim(), inside, 2, in_place=True)
-    assert verify(saved).is_whole
-    assert verify(await taking.adopt(await taking.claim(), f"{saved.uri}/sub", 2)).is_whole
-
-
-async def test_a_directory_in_place_that_was_not_committed_is_left_alone(tmp_path, monkeypatch):
-    world, old = Kept(tmp_path, ""), _foreign(tmp_path / "job" / "old")
-    registry = world.registry()
-    await world.save(9)
-    claim = await registry.claim()
-
-    def refuse(*given: Any, **more: Any) -> Any:
-        raise StorageError("killed")
-
-    monkeypatch.setattr(exchange, "digest_files", refuse)
-    with pytest.raises(StorageError, match="killed"):
-        await registry.adopt(claim, str(old), 10, in_place=True, owned=True)
-    done = await registry.collect(LAST)
-    assert (done.given_up, done.kept_bytes) == ([str(old)], [str(old)])
-    assert sorted(os.listdir(old)) == ["model.pt", "sub"]
-
-
-async def test_of_two_runs_that_take_a_directory_in_place_at_once_one_gets_it(tmp_path, monkeypatch):
-    """Leave the manifest of a committed checkpoint alone: it was written over, and could not be loaded any more."""
-    world, old = Kept(tmp_path), _foreign(tmp_path / "old")
-    together, look = threading.Barrier(2), exchange.digest_files
-
-    def look_together(*given: Any, **more: Any) -> list[FileRecord]:
-        together.wait(90)  # both have found that no registry knows the directory
-        return look(*given, **more)
-
-    monkeypatch.setattr(exchange, "digest_files", look_together)
-    registries = [world.registry(), world.registry("other")]
-    adopted = [each.adopt(await each.claim(), str(old), 5, in_place=True) for each in registries]
-    done = await asyncio.gather(*adopted, return_exceptions=True)
-    (taken,) = [each for each in done if isinstance(each, Checkpoint)]
-    (refused,) = [each for each in done if not isinstance(each, Checkpoint)]
-    assert isinstance(refused, PrepareConflict)
-    assert f"{old} is the directory of another checkpoint by now" in str(refused)
-    assert verify(taken).is_whole
 
 
 async def test_the_manifest_of_the_attempt_itself_is_written_again(tmp_path: Path) -> None:
@@ -352,44 +219,6 @@ async def test_the_manifest_of_the_attempt_itself_is_written_again(tmp_path: Pat
         assert verify(await attempt.commit()).is_whole
 
 
-async def test_owned_files_are_not_deleted_by_another_manifest(tmp_path: Path) -> None:
-    world, old = Kept(tmp_path, ""), _foreign(tmp_path / "job" / "old")
-    registry = world.registry()
-    taken = await registry.adopt(await registry.claim(), str(old), 5, in_place=True, owned=True)
-    (old / MANIFEST).write_bytes((old / MANIFEST).read_bytes().replace(b"model.pt", b"other.pt"))
-    (old / "other.pt").write_bytes(b"1")
-    await world.save(9)
-    done = await world.collect(LAST)
-    assert done.deleted == [taken]
-    assert len(done.failures) == 1
-    assert sorted(os.listdir(old)) == ["model.pt", "other.pt", MANIFEST, "sub"]
-
-
-@pytest.mark.parametrize("in_place", [False, True])
-async def test_links_in_a_directory_that_is_taken_in(in_place: bool, tmp_path: Path) -> None:
-    world, old = Kept(tmp_path), _foreign(tmp_path / "old")
-    (tmp_path / "blob").write_bytes(b"blob")
-    os.symlink(tmp_path / "blob", old / "linked.bin")
-    registry = world.registry()
-    claim = await registry.claim()
-    if in_place:
-        with pytest.raises(ConfigError, match=r"linked\.bin is a link, .*: adopt a copy"):
-            await registry.adopt(claim, str(old), 1, in_place=True)
-    else:
-        taken = await registry.adopt(claim, str(old), 1)
-        assert Place(taken.uri).read("linked.bin") == b"blob"
-    os.symlink(tmp_path, old / "directory")
-    with pytest.raises(StorageError, match="is a link to no file"):
-        await registry.adopt(claim, str(old), 2, in_place=in_place)
-
-
-async def test_a_directory_without_files_is_refused(tmp_path: Path) -> None:
-    world = Kept(tmp_path)
-    registry = world.registry()
-    with pytest.raises(ConfigError, match="there are no files at"):
-        await registry.adopt(await registry.claim(), str(tmp_path / "nothing"), 1)
-
-
 def test_many_files_are_prepared_in_parts() -> None:
     files = [FileRecord(f"{number:05d}-{'x' * 900}", number, "") for number in range(1000)]
     parts = exchange.in_parts(files)
@@ -398,30 +227,30 @@ def test_many_files_are_prepared_in_parts() -> None:
     assert exchange.in_parts([]) == [[]]
 
 
+async def _export_of_many_files(world: Kept, tmp_path: Path) -> str:
+    attempt, first = await world.begin(1)
+    files = [first, *(Place(attempt.uri).write(f"{number}.bin", b"1") for number in range(20))]
+    await attempt.prepare(0, files)
+    await leasing(world).export(await attempt.commit(), str(tmp_path / "export"))
+    return str(tmp_path / "export")
+
+
 async def test_a_checkpoint_of_many_files_is_taken_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    world = Kept(tmp_path)
+    uri, registry = await _export_of_many_files(world, tmp_path), world.registry("copy")
     monkeypatch.setattr(exchange, "PREPARED_MAX_BYTES", 1000)
-    world, old = Kept(tmp_path), tmp_path / "old"
-    old.mkdir()
-    for number in range(20):
-        (old / f"{number}.bin").write_bytes(b"1")
-    registry = world.registry()
-    taken = await registry.adopt(await registry.claim(), str(old), 1, parent=Reference("job", "files", 0))
-    assert (taken.file_count, verify(taken).is_whole) == (20, True)
+    taken = await registry.import_export(await registry.claim(), uri)
+    assert (taken.file_count, verify(taken).is_whole) == (21, True)
     assert taken.world_size > 1
 
 
 async def test_too_many_files_are_refused_before_one_is_copied(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (exchange, attempt):
-        monkeypatch.setattr(module, "PREPARED_MAX_BYTES", 1000)
-    monkeypatch.setattr(attempt, "PREPARED_TOTAL_MAX_BYTES", 2000)
-    monkeypatch.setattr(exchange, "PARTS_MAX", 2, raising=False)
-    world, old = Kept(tmp_path), tmp_path / "old"
-    old.mkdir()
-    for number in range(20):
-        (old / f"{number}.bin").write_bytes(b"1")
-    registry = world.registry()
-    with pytest.raises(ConfigError, match=r"has 20 files, too many for one checkpoint: .* pack them"):
-        await registry.adopt(await registry.claim(), str(old), 1)
+    world = Kept(tmp_path)
+    uri, registry = await _export_of_many_files(world, tmp_path), world.registry("copy")
+    monkeypatch.setattr(exchange, "PREPARED_MAX_BYTES", 1000)
+    monkeypatch.setattr(exchange, "PARTS_MAX", 2)
+    with pytest.raises(ConfigError, match=r"has 21 files, too many for one checkpoint: .* pack them"):
+        await registry.import_export(await registry.claim(), uri)
     result = await registry.control.txn((), [get_range(registry.keys.attempts, prefix=True)])
     assert not result.results[0].items
     assert not Place(registry.uri).list()

@@ -488,11 +488,7 @@ def _save_directory(registry, directory):
     Saver(registry).save_directory(100, str(directory), metrics={"loss": 0.5})
 
 
-def _take_in(registry, directory):
-    registry.adopt(registry.claim(), str(directory), 100, metrics={"loss": 0.5})
-
-
-@pytest.mark.parametrize("save", [_save_in_block, _save_directory, _take_in])
+@pytest.mark.parametrize("save", [_save_in_block, _save_directory])
 def test_metrics_outlive_a_program_that_dies_before_its_commit(registry, tmp_path, monkeypatch, save):
     directory = tmp_path / "written"
     directory.mkdir()

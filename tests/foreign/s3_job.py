@@ -93,10 +93,10 @@ def registry_on(kv: raftkv.Client, scratch: Path) -> dict[str, object]:
     registry.export(saved[3], str(scratch / "export"))
     copies = Registry(kv, "copies", uri=f"{URI}-copies")
     claim = copies.claim()
-    taken = [copies.import_export(claim, str(scratch / "export")), copies.copy_from(claim, saved[2], step=9)]
-    found["copies"] = [verify(each).is_whole for each in taken]
-    Place(taken[0].uri).write("sub/a.bin", b"1" * 100_000)
-    found["damaged"] = list(verify(taken[0]).wrong_digest)
+    taken = copies.import_export(claim, str(scratch / "export"))
+    found["copies"] = verify(taken).is_whole
+    Place(taken.uri).write("sub/a.bin", b"1" * 100_000)
+    found["damaged"] = list(verify(taken).wrong_digest)
     return found
 
 

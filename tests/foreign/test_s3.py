@@ -44,6 +44,6 @@ def test_checkpoints_on_an_object_store(tmp_path: Path) -> None:
         "directories": 3,
         "whole": [True, True, True],
         "read": 100_000,
-        "copies": [True, True],
+        "copies": True,
         "damaged": ["sub/a.bin"],
     }

@@ -224,8 +224,6 @@ def test_of_a_registry(kv, tmp_path: Path, monkeypatch):
         import_directory={"uri": str(tmp_path / "none")},
         export={**one, "uri": str(tmp_path / "export")},
         import_export={"claim": claim, "uri": str(tmp_path / "none")},
-        copy_from={**one, "claim": claim, "step": 1},
-        adopt={"claim": claim, "uri": str(tmp_path / "none"), "step": 1},
     )
     assert failures(methods) == []
     parts = {

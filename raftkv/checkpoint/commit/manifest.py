@@ -118,16 +118,3 @@ class Manifest:
 def _files(lines: Iterable[Mapping[str, Any]]) -> Iterable[tuple[int, FileRecord]]:
     for line in lines:
         yield int(line["rank"]), FileRecord.from_plain(line)
-
-
-def is_anothers(found: bytes, own: bytes) -> bool:
-    """Return whether bytes that lie where a manifest goes are the manifest of another attempt.
-
-    Arguments:
-        found: the bytes that lie there; part of a manifest belongs to no attempt.
-        own: the manifest that goes there.
-    """
-    try:
-        return found != own and Manifest.decode(found).head != Manifest.decode(own).head
-    except RecordError:
-        return False

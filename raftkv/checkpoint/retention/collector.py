@@ -28,7 +28,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Final
 
-from raftkv.checkpoint.errors import DigestMismatch, StorageError
+from raftkv.checkpoint.errors import StorageError
 from raftkv.checkpoint.find import PAGE
 from raftkv.checkpoint.keys import (
     KINDS,
@@ -269,7 +269,7 @@ class Collector:
 
     async def _refusal(self, gone: Deleting, attempt: AttemptId) -> str:
         """Return why files must not be deleted, after ``_survey``; empty: they may be, or they stay anyway."""
-        if self._dry_run or not ownership.goes(gone, attempt):
+        if self._dry_run or not ownership.is_own(gone.uri, attempt):
             return ""
         try:
             if refused := self._problem or ownership.refusal(gone, attempt, Place(self._uri)):
@@ -322,12 +322,13 @@ class Collector:
             await self._txn((), [delete(key)])
             return
         try:
-            is_deleted = await asyncio.to_thread(ownership.delete_bytes, gone, kind, attempt)
-        except (StorageError, DigestMismatch, ConfigError) as error:
+            if ownership.is_own(gone.uri, attempt):
+                await asyncio.to_thread(lambda: Place(gone.uri).delete_tree())
+            else:
+                self._result.kept_bytes.append(gone.uri)
+        except (StorageError, ConfigError) as error:
             self._fail(str(error))
             return
-        if not is_deleted:
-            self._result.kept_bytes.append(gone.uri)
         await self._txn((), [delete(key)])
 
     async def _is_over(self, kind: str, attempt: AttemptId, key: str) -> bool:
@@ -412,7 +413,7 @@ class Collector:
         found = []
         for each in decisions:
             if not each.is_kept:
-                gone = ownership.deleting(each.checkpoint, "", 0.0, "")
+                gone = Deleting(each.checkpoint.uri)
                 if refused := await self._refusal(gone, each.checkpoint.id):
                     self._fail(refused)
                     each = replace(each, is_kept=True, why=UNSURE)
@@ -423,7 +424,7 @@ class Collector:
         checkpoint, keys = decision.checkpoint, self._keys
         name, step = checkpoint.kind, checkpoint.step
         kind, record = kinds[name], keys.record(name, step)
-        gone = ownership.deleting(checkpoint, "; ".join(decision.why), self._now(), self._name)
+        gone = Deleting(checkpoint.uri, "; ".join(decision.why), self._now(), self._name)
         key, seen = keys.deleting(name, checkpoint.id), kind.records[step][1]
         # A summary without records bears on no decision, and any number of them may have been planted.
         pictured = {each: found.revision for each, found in kinds.items() if found.records}

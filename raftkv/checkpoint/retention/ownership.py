@@ -2,13 +2,9 @@
 
 A record is not trusted: a writer of one run's keys could name any directory in it. So the collector deletes only below
 its given place, and only if the place has a marker file of the run.
-
-- A directory directly below that place with the name of the attempt was created only for it, and is deleted as a whole.
-- An existing directory that was registered in place belongs to its creator. It is kept, unless the registry was given
-  ownership (``adopt(..., owned=True)``): then only the files in its manifest are deleted, if it is the attempt's
-  manifest.
-
-The metadata of the checkpoint records that ownership was given.
+A
+directory directly below that place with the name of the attempt was created only for it, and is deleted as a whole;
+any other one is kept.
 """
 
 from __future__ import annotations
@@ -23,20 +19,14 @@ from typing import Final
 
 from raftkv.checkpoint.commit.manifest import MAX_BYTES, Manifest
 from raftkv.checkpoint.commit.manifest import NAME as MANIFEST
-from raftkv.checkpoint.errors import DigestMismatch
 from raftkv.checkpoint.keys import NAME_BYTES_MAX, AttemptId, RegistryKeys
 from raftkv.checkpoint.records import Checkpoint, Deleting
 from raftkv.checkpoint.storage.place import Place
-from raftkv.checkpoint.storage.verify import decode_manifest
 from raftkv.client.control import Control, until_answered
 from raftkv.client.operations import get, mod_revision, put, version
 from raftkv.client.records import RecordError
 from raftkv.errors import ConfigError
 
-ADOPTED: Final = "raftkv.adopted"
-"""Metadata name for a checkpoint in an existing directory."""
-OWNED: Final = "owned"
-KEPT: Final = "kept"
 CHECKS_AT_ONCE: Final = 16
 """Threads that look for manifests, because an object store answers each look after some 20 ms."""
 
@@ -91,65 +81,14 @@ def refusal(gone: Deleting, attempt: AttemptId, place: Place) -> str:
     Raises:
         ConfigError: the uri is not valid.
     """
-    if is_own(gone.uri, attempt):
-        is_there = place.name_below(gone.uri) == attempt.directory
-    else:
-        is_there = place.contains(gone.uri)
-    return (
-        "" if is_there else f"{gone.uri} stays: it does not lie below {place.uri}; collect with its place to delete it"
-    )
-
-
-def goes(gone: Deleting, attempt: AttemptId) -> bool:
-    """Return whether a deletion includes files; else the files do not belong to the registry."""
-    return bool(gone.manifest) or is_own(gone.uri, attempt)
+    if place.name_below(gone.uri) == attempt.directory:
+        return ""
+    return f"{gone.uri} stays: it does not lie below {place.uri}; collect with its place to delete it"
 
 
 def is_own(uri: str, attempt: AttemptId) -> bool:
     """Return whether a directory has the name of an attempt."""
     return uri.rpartition("/")[2] == attempt.directory
-
-
-def deleting(checkpoint: Checkpoint, reason: str, now: float, collector: str) -> Deleting:
-    """Return what to delete after the record of a checkpoint was deleted.
-
-    Arguments:
-        checkpoint: checkpoint.
-        reason: human-readable reason.
-        now: the wall clock.
-        collector: id of the collector that deletes it.
-    """
-    handed_over = checkpoint.metadata.get(ADOPTED) == OWNED
-    return Deleting(checkpoint.uri, reason, now, checkpoint.manifest if handed_over else "", collector)
-
-
-def delete_bytes(gone: Deleting, kind: str, attempt: AttemptId) -> bool:
-    """Delete the existing files of a deletion; False: the files do not belong to the registry and stay.
-
-    Arguments:
-        gone: files to delete; ``refusal`` returned no objection.
-        kind, attempt: whose.
-
-    Raises:
-        StorageError: something could not be deleted; another call continues.
-        DigestMismatch: the manifest of a directory that was handed over is another one, or another's: nothing was
-            deleted.
-    """
-    if not goes(gone, attempt):
-        return False
-    place = Place(gone.uri)
-    if is_own(gone.uri, attempt):
-        place.delete_tree()
-        return True
-    if place.exists(MANIFEST):
-        manifest = decode_manifest(gone.uri, place.read(MANIFEST, MAX_BYTES), gone.manifest)
-        if not manifest.is_of(kind, attempt):
-            raise DigestMismatch(gone.uri, MANIFEST, f"is not that of attempt {attempt} ({kind})")
-        for _, file in manifest.files:
-            place.delete(file.name)
-        place.delete(MANIFEST)  # the last: until then it says what is left to delete
-    place.delete_empty_directories()
-    return True
 
 
 # ---- marks: which runs write to a place, so that no run deletes the files of another

@@ -409,35 +409,6 @@ class Place:
             sync(os.path.dirname(self.path(name)))
         return FileRecord(name, file.record.size_bytes, file.record.digest)
 
-    def write_new(self, name: str, data: bytes) -> bool:
-        """Write a complete file durably unless it exists; return False if it exists.
-
-        On object stores and file systems without hard links, two concurrent callers may both write.
-
-        Raises:
-            StorageError: the file could not be written.
-        """
-        if self.exists(name):
-            return False
-        if not self.is_local:
-            self.write(name, data)
-            return True
-        with self.named("write", name):
-            part = f"{name}.part-{os.urandom(4).hex()}"
-            with self.open_writer(part) as file:
-                file.write(data)
-            try:
-                os.link(self.path(part), self.path(name))
-            except FileExistsError:
-                return False
-            except OSError:
-                os.replace(self.path(part), self.path(name))
-            finally:
-                with suppress(FileNotFoundError):
-                    os.unlink(self.path(part))
-            sync(os.path.dirname(self.path(name)))
-        return True
-
     def open_writer(self, name: str, *, digest: str = SHA256) -> Writer:
         """Open a new file that is digested while it is written; see ``Writer``.
 

@@ -54,52 +54,23 @@ UNKNOWN: str = ""
 """Digest of a file whose digest is not known yet."""
 
 
-def list_files(place: Place, *, without: Sequence[str] = ()) -> list[FileRecord]:
+def list_files(place: Place) -> list[FileRecord]:
     """Return the files, without digests, of a directory that is not a checkpoint of a registry.
 
     Arguments:
         place: place of the directory.
-        without: names to omit.
 
     Raises:
         ConfigError: there are no files, or a name is not valid.
         StorageError: the place cannot be read, or contains a link to a directory or to nothing.
     """
-    found = [each for each in place.list() if each.name not in without]
+    found = place.list()
     for each in found:
         if each.is_link and not os.path.isfile(place.path(each.name)):
             raise StorageError(f"cannot read {place.uri}/{each.name}: it is a link to no file; put the files there")
     if not found:
         raise ConfigError(f"there are no files at {place.uri}; name the directory of a checkpoint")
     return [FileRecord(each.name, each.size_bytes, UNKNOWN) for each in found]
-
-
-def digest_files(
-    place: Place,
-    files: Sequence[FileRecord],
-    *,
-    on_progress: Progress | None = None,
-    stop: threading.Event | None = None,
-) -> list[FileRecord]:
-    """Digest files in place and return them; local files are made durable.
-
-    Arguments:
-        place, files: files to digest.
-        on_progress: called with numbers of bytes.
-        stop: set to cancel.
-
-    Raises:
-        StorageError: a file could not be read or has changed meanwhile, or ``stop`` was set.
-    """
-
-    def one(file: FileRecord, counter: Callable[[int], None]) -> FileRecord:
-        own = digest_of(place, file.name, on_bytes=counter)
-        place.make_durable(file.name, contents=True)
-        if place.size_now(file.name) != file.size_bytes:
-            raise StorageError(f"{place.uri}/{file.name} is still written to; wait until it is finished")
-        return FileRecord(file.name, file.size_bytes, own)
-
-    return _each(files, one, on_progress, stop)
 
 
 def copy_files(

@@ -549,8 +549,6 @@ _IMPORT = """DIRECTORY is an export, or has checkpoints of the HF Trainer, Light
 TensorFlow, or safetensors. The command copies and commits whole checkpoints, the lowest step first, and skips those
 that the run already has. For an incomplete one it prints the reason, and exits with 1. It claims the run: a job
 that still trains in this run cannot commit its next checkpoint."""
-_COPY = f"""{_WHICH} The original is kept as long as the copy exists. The command claims INTO-RUN, as every writer
-does."""
 
 
 def _add_contents(checkpoint: Branch) -> None:
@@ -568,14 +566,10 @@ def _add_contents(checkpoint: Branch) -> None:
     checkpoint.leaf(
         "export", "RUN WHICH DIRECTORY", "Copy a checkpoint and its record to a directory", _BOTH, _EXPORT
     ).like("bert latest s3://archive/bert", "bert tag:release /mnt/usb/bert")
-    take_in, copy = (*_BOTH, place, step, dry_run), (*_BOTH, place, step)
+    take_in = (*_BOTH, place, step, dry_run)
     found = "Copy checkpoints into a run, from an export or from other tools"
     checkpoint.leaf("import", "RUN DIRECTORY", found, take_in, _IMPORT, run="take_in").like(
         "bert /mnt/usb/bert", "old-job /shared/output --dry-run"
-    )
-    descends = "Copy a checkpoint into another run, where it has the original as its parent"
-    checkpoint.leaf("copy", "RUN WHICH INTO-RUN", descends, copy, _COPY).like(
-        "bert tag:release tuned --place /shared/tuned"
     )
 
 

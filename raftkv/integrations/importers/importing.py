@@ -8,8 +8,7 @@
 
 An import can be repeated: it skips steps that are in the registry, so it continues after an interruption. Like every
 writer it claims the checkpoints of the run, if there is something to register; this fences out a running job, unless
-its claim is passed. The files are copied below the URI of the registry and digested meanwhile. With ``in_place`` they
-are digested where they are, and stay when the checkpoint is deleted.
+its claim is passed. The files are copied below the URI of the registry and digested meanwhile.
 
 DETECTION finds the tools that have written to a directory, from the names of files alone.
 
@@ -27,7 +26,7 @@ from typing import Final, NamedTuple
 
 from raftkv.checkpoint.commit.attempt import check_new
 from raftkv.checkpoint.commit.claim import Claim
-from raftkv.checkpoint.errors import CheckpointExists, NotWhole, PrepareConflict, StaleStep, StorageError, printable
+from raftkv.checkpoint.errors import CheckpointExists, NotWhole, StaleStep, StorageError, printable
 from raftkv.checkpoint.exchange import FOUND, IMPORTED, REFUSED, SKIPPED, Imported, Incoming, OnResult, save_copy
 from raftkv.checkpoint.keys import check_kind, check_step
 from raftkv.checkpoint.records import Checkpoint, FileRecord
@@ -145,7 +144,6 @@ async def import_directory(
     kind: str = "",
     claim: Claim | None = None,
     dry_run: bool = False,
-    in_place: bool = False,
     on_result: OnResult | None = None,
     on_progress: Progress | None = None,
 ) -> list[Imported]:
@@ -158,7 +156,6 @@ async def import_directory(
         kind: instead of the kind that was found.
         claim: under which; None: a new one, which ends all claims before.
         dry_run: look only.
-        in_place: leave the files where they are; a checkpoint that shares its directory with others is refused.
         on_result: called with each result as it comes.
         on_progress: called on a thread with the bytes of complete checkpoints.
 
@@ -182,7 +179,7 @@ async def import_directory(
             f"{uri} has {len(candidates)} checkpoints, and one step cannot be that of all; name one of them"
         )
     work = _Import(registry, source, None if step is None else check_step(step), kind, claim, on_progress)
-    work.is_dry, work.is_in_place = dry_run, in_place
+    work.is_dry = dry_run
     return await work.run(candidates, on_result or (lambda _: None))
 
 
@@ -200,7 +197,7 @@ class _Import:
     ) -> None:
         self._registry, self._source, self._step, self._kind = registry, source, step, kind
         self._claim = claim
-        self.is_dry = self.is_in_place = False
+        self.is_dry = False
         self._on_progress = on_progress
         self._counter = Counter(0, None)
         self._seen: dict[tuple[str, int], str] = {}
@@ -251,12 +248,6 @@ class _Import:
             return self._result(candidate, facts, SKIPPED, "the registry has this step")
         except StaleStep as error:
             return self._result(candidate, facts, SKIPPED, str(error))
-        base = f"{self._source.uri}/{candidate.base}"
-        if self.is_in_place and {name for name in self._source.listing.files if name.startswith(candidate.base)} != (
-            candidate.sources
-        ):
-            why = f"other files lie in {base} too, so it cannot stay there; import a copy"
-            return self._result(candidate, facts, REFUSED, why)
         if self.is_dry:
             return self._result(candidate, facts, FOUND)
         try:
@@ -265,10 +256,6 @@ class _Import:
             return self._result(candidate, facts, SKIPPED, str(error))
         except NotWhole as error:  # it has changed since it was inspected
             return self._result(candidate, facts, REFUSED, str(error))
-        except (ConfigError, PrepareConflict) as error:
-            if not self.is_in_place:
-                raise
-            return self._result(candidate, facts, REFUSED, str(error))  # of its directory, as for a link in it
         return self._result(candidate, facts, IMPORTED, uri=done.uri)
 
     async def _register(self, candidate: Candidate, facts: Facts, step: int, kind: str) -> Checkpoint:
@@ -281,11 +268,6 @@ class _Import:
             "imported_from": printable(f"{self._source.uri}/{candidate.path}".rstrip("/")),
             "tool": candidate.tool,
         }
-        if self.is_in_place:
-            return await self._registry.adopt(
-                self._claim, place, step, kind=kind, in_place=True, metadata=metadata, metrics=facts.metrics,
-                on_progress=self._advance(),
-            )  # fmt: skip
         if candidate.keep:
             place = place.rpartition("/")[0]  # its tool loads it by its name from the directory above
         files = [FileRecord(candidate.keep + name, size, UNKNOWN) for name, size in sorted(candidate.files.items())]

@@ -12,7 +12,6 @@ from raftkv.checkpoint.errors import FenceBroken
 from raftkv.checkpoint.keys import MEMORY, AttemptId
 from raftkv.checkpoint.records import CopyRecord
 from raftkv.checkpoint.registry import Registry
-from raftkv.checkpoint.retention.ownership import ADOPTED, KEPT
 from raftkv.errors import ConfigError
 from tests.checkpoint.world import KEYS, KIND, World, files_of, prepared, saved
 
@@ -132,15 +131,6 @@ async def test_attempt_with_a_foreign_directory_is_neither_joined_nor_committed(
     (taken,) = await registry.take_over(await registry.claim())
     assert (taken.checkpoint, world.files) == (None, {})
     assert "does not lie below memory://job" in taken.reason
-
-
-async def test_adoption_that_a_takeover_gives_up_says_to_adopt_the_directory_again(registry, world):
-    attempt = await prepared(registry, await registry.claim(), 100, ranks=1, metadata={ADOPTED: KEPT})
-    world.put(KEYS.attempt(KIND, attempt.record.id).head, replace(attempt.record, uri="memory://old/step-100").encode())
-    (taken,) = await registry.take_over(await registry.claim())
-    assert taken.checkpoint is None
-    assert "was being adopted in place, in memory://old/step-100" in taken.reason
-    assert "adopt the directory again" in taken.reason
 
 
 async def test_registry_without_a_place_writes_nowhere_that_a_record_names(claim, registry, world):

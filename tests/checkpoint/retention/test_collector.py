@@ -166,25 +166,6 @@ def _check_summary(world: Kept) -> None:
             assert name not in latest.best
 
 
-async def test_it_collects_on_and_on(tmp_path: Path) -> None:
-    world, seen = Kept(tmp_path), list[list[int]]()
-    await world.save(1)
-    collected = asyncio.Event()
-
-    def look(done: Collected) -> None:
-        seen.append([each.step for each in done.deleted])
-        collected.set()
-
-    collecting = asyncio.ensure_future(world.registry().collect_forever(LAST, every_s=0.001, on_collected=look))
-    for step in (2, 3):
-        await world.save(step)
-        while world.steps() != [step]:
-            collected.clear()
-            await collected.wait()
-    collecting.cancel()
-    assert sorted(step for each in seen for step in each) == [1, 2]
-
-
 class Crash(Exception):
     """The collector's process is killed."""
 

@@ -12,7 +12,6 @@ import pytest
 import raftkv
 from raftkv.checkpoint.keys import AttemptId, RegistryKeys
 from raftkv.checkpoint.records import Deleting
-from raftkv.checkpoint.storage.place import Place
 from tests.cli.checkpoints.registered import ctl, save, text_of
 
 
@@ -87,18 +86,6 @@ def test_gc_deletes_what_no_rule_keeps_and_says_why(raftkv_cluster, raftkv_clien
     assert left[-1] == "0 of 3 checkpoints deleted, 0 B; 1 directory of dead attempts"
     bounded = json.loads(text_of(ctl(raftkv_cluster, "gc", "job", "--max-bytes=64B", "--keep-last=1", "--json", place)))
     assert [one["step"] for one in bounded["deleted"]] == [200]
-
-
-def test_gc_counts_no_bytes_of_files_that_stay(raftkv_cluster, raftkv_client, tmp_path: Path) -> None:
-    uri = tmp_path / "job"
-    Place(str(uri / "old")).write("model.pt", b"m" * 3000)
-    registry = raftkv.checkpoint.Registry(raftkv_client, "job", uri=str(uri))
-    claim = registry.claim()
-    for step, in_place in ((5, True), (6, False)):
-        registry.adopt(claim, str(uri / "old"), step, in_place=in_place)
-    done = text_of(ctl(raftkv_cluster, "gc", "job", "--place", str(uri), "--keep-last=1"))
-    assert f"no longer in the registry, its files are kept: {uri / 'old'}\n" in done
-    assert done.endswith("1 of 2 checkpoints deleted, 0 B; 0 directories of dead attempts\n")
 
 
 def test_gc_takes_what_dead_attempts_have_left(raftkv_cluster, raftkv_client, tmp_path: Path) -> None:

@@ -34,47 +34,17 @@ def test_an_export_comes_back_in_another_run(raftkv_cluster, raftkv_client, tmp_
     assert len(list(new.glob("step-*"))) == 2
 
 
-def test_nothing_is_put_where_only_a_record_says_that_checkpoints_lie(raftkv_cluster, raftkv_client, tmp_path):
-    """Write beside the latest only where the run has written: beside a directory registered in place it never did."""
-    save(raftkv_client, tmp_path, 100)
-    out, model = tmp_path / "out", tmp_path / "theirs" / "model"
-    assert ctl(raftkv_cluster, "export", "job", "latest", str(out)).code == 0
-    model.mkdir(parents=True)
-    (model / "weights.bin").write_bytes(b"1")
-    registry = raftkv.checkpoint.Registry(raftkv_client, "job")
-    registry.adopt(registry.claim(), str(model), 200, in_place=True)
-    for words in (("import", "job", str(out)), ("copy", "job", "100", "job")):
-        ran = ctl(raftkv_cluster, *words, "--step", "300")
-        assert (ran.code, ran.output) == (128, b"")
-        assert ran.errors == (
-            f"Error: run 'job' has no mark in {model.parent}, where a record says that its latest lies: name a "
-            "directory for them, as --place /shared/checkpoints\n"
-        )
-    assert [path.name for path in model.parent.iterdir()] == ["model"]
-
-
-def test_copy_or_import_that_is_refused_ends_no_claim(raftkv_cluster, raftkv_client, tmp_path: Path) -> None:
+def test_an_import_that_is_refused_ends_no_claim(raftkv_cluster, raftkv_client, tmp_path: Path) -> None:
     """Leave a running job alone if the step is an old one: its next save was refused, and nothing was copied."""
     save(raftkv_client, tmp_path, 100, run_id="base")
     assert ctl(raftkv_cluster, "export", "base", "latest", str(tmp_path / "out")).code == 0
     save(raftkv_client, tmp_path, 200)
     registry = raftkv.checkpoint.Registry(raftkv_client, "job", uri=str(tmp_path / "job"))
     claim = registry.claim()
-    for words in (("copy", "base", "100", "job"), ("import", "job", str(tmp_path / "out"))):
-        ran = ctl(raftkv_cluster, *words)
-        assert (ran.code, ran.output) == (1, b"")
-        assert ran.errors.startswith("Error: step 100 of run 'job' (dcp) is not above step 200, which is the latest")
+    ran = ctl(raftkv_cluster, "import", "job", str(tmp_path / "out"))
+    assert (ran.code, ran.output) == (1, b"")
+    assert ran.errors.startswith("Error: step 100 of run 'job' (dcp) is not above step 200, which is the latest")
     registry.begin(claim, 300).abort("not needed")
-
-
-def test_a_copy_keeps_its_original(raftkv_cluster, raftkv_client, tmp_path: Path) -> None:
-    save(raftkv_client, tmp_path, 100)
-    place = str(tmp_path / "tuned")
-    told = text_of(ctl(raftkv_cluster, "copy", "job", "100", "tuned", "--place", place))
-    assert told == "step 100 (dcp) is in run 'tuned': 2 files, 32 B, all digests match\n"
-    assert json.loads(text_of(ctl(raftkv_cluster, "show", "job", "--json")))["kept_as"] == ["parent of tuned@dcp@100"]
-    lineage = json.loads(text_of(ctl(raftkv_cluster, "lineage", "tuned", "--json")))["checkpoints"]
-    assert [one["run_id"] for one in lineage] == ["tuned", "job"]
 
 
 def test_foreign_checkpoints_are_imported_and_incomplete_ones_named(raftkv_cluster, raftkv_client, tmp_path):
@@ -107,7 +77,6 @@ def test_foreign_checkpoints_are_imported_and_incomplete_ones_named(raftkv_clust
         (["import", "new", "{empty}"], 128, "run 'new' has no checkpoints yet: name a directory for them, as --place"),
         (["import", "job", "{empty}"], 128, "{empty} has nothing that one of "),
         (["import", "job", "{empty}", "--step=-1"], 128, "step -1 cannot be used"),
-        (["copy", "job", "latest", "a/../b"], 128, "run id '..' cannot be used"),
     ],
 )
 def test_words_that_cannot_be(raftkv_cluster, raftkv_client, tmp_path, words, code, text):

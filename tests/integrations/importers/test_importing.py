@@ -13,7 +13,6 @@ from raftkv.checkpoint import exchange
 from raftkv.checkpoint.commit.manifest import Manifest
 from raftkv.checkpoint.errors import FenceBroken
 from raftkv.checkpoint.storage.place import Place
-from raftkv.checkpoint.storage.verify import verify
 from raftkv.errors import ConfigError
 from tests.integrations.importers import fabricated as made
 
@@ -130,37 +129,6 @@ def test_a_file_that_is_still_written_is_refused_and_the_next_import_goes_on(reg
     assert registry.latest().step == 100
     made.write(output / "checkpoint-200", made.trainer(200))
     assert [done.action for done in registry.import_directory(str(output))] == ["refused", "skipped", "imported"]
-
-
-def test_files_can_stay_where_they_are_if_they_lie_there_alone(registry, output):
-    made.write(output, {"last.ckpt": made.torch_file(global_step=500)})
-    results = registry.import_directory(str(output), in_place=True)
-    assert [(done.step, done.action) for done in results] == [
-        (300, "refused"),
-        (100, "imported"),
-        (200, "imported"),
-        (500, "refused"),
-    ]
-    assert "other files lie in" in results[-1].reason
-    assert registry.latest().uri == f"{output}/checkpoint-200"
-    assert verify(registry.latest()).is_whole
-    assert [done.action for done in registry.import_directory(str(output))][1:3] == ["skipped", "skipped"]
-
-
-def test_unimportable_checkpoint_does_not_stop_the_others(registry, output, raftkv_client):
-    """Refuse it and go on: the import ended there, and what it had done before was not told."""
-    made.write(output / "checkpoint-50", made.trainer(50))
-    (output / "checkpoint-50/extra.json").symlink_to("trainer_state.json")
-    raftkv.checkpoint.Registry(raftkv_client, "other").import_directory(f"{output}/checkpoint-100", in_place=True)
-    results = registry.import_directory(str(output), in_place=True)
-    assert [(done.step, done.action) for done in results] == [
-        (300, "refused"),
-        (50, "refused"),
-        (100, "refused"),
-        (200, "imported"),
-    ]
-    assert "extra.json is a link" in results[1].reason
-    assert "is a checkpoint of a registry already" in results[2].reason
 
 
 def test_what_is_bad_in_a_directory_is_named_and_the_rest_comes_in(registry, output, tmp_path):
