@@ -734,8 +734,10 @@ def main(words: Sequence[str]) -> int:
     if parsed is None:
         return SUCCESS
     values = parsed.values
-    config = _config_of(values)
-    found = list(_examine(_parts(values, config), hidden=values["json"]))
+    warnings: list[str] = []
+    config = _config_of(values, warnings)
+    found = [warning("settings", text, "correct or remove it in the file") for text in warnings]
+    found += _examine(_parts(values, config), hidden=values["json"])
     if values["json"]:
         _print_json(found)
     else:
@@ -743,14 +745,16 @@ def main(words: Sequence[str]) -> int:
     return ERROR if any(finding.level is Level.FAILURE for finding in found) else SUCCESS
 
 
-def _config_of(values: dict[str, Any]) -> ServerConfig | None:
-    """Return the member's settings if its file is given; as for a member, only the file counts."""
+def _config_of(values: dict[str, Any], warnings: list[str]) -> ServerConfig | None:
+    """Return the settings of a member whose file is given, and add warnings; as for a member, only the file counts."""
     if not values["config-file"]:
         return None
     from raftkv.cli.server_options import read_options
 
     with refused(CommandError, BAD_FLAGS):
-        return read_options([f"--config-file={values['config-file']}"], {}).config
+        options = read_options([f"--config-file={values['config-file']}"], {})
+    warnings += options.warnings
+    return options.config
 
 
 Part = tuple[str, Callable[[], list[Finding]]]

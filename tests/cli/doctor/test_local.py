@@ -106,11 +106,14 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeyp
     assert "\n1 failure, " in printed
     settings = tmp_path / "raftkv.yml"
     settings.write_text(
-        f"data-dir: {tmp_path}/d\nclient-transport-security:\n  cert-file: /no.crt\n  key-file: /no.key\n"
+        f"data-dir: {tmp_path}/d\nelection-timeuot: 500\n"
+        "client-transport-security:\n  cert-file: /no.crt\n  key-file: /no.key\n"
     )
     monkeypatch.setattr(command, "_check_cluster", lambda *given: [])
     assert command.main([f"--config-file={settings}"]) == 1
-    assert "/no.crt" in capsys.readouterr().out
+    printed = capsys.readouterr().out
+    assert "/no.crt" in printed
+    assert "unknown setting 'election-timeuot' is ignored (did you mean election-timeout?)" in printed
     for words in (["--nothing"], ["--config-file=/nowhere"], ["word"]):
         with pytest.raises(CommandError) as raised:
             command.main(words)
