@@ -73,7 +73,7 @@ def _added(cluster: Members, directory: Path) -> ServerConfig:
 
 @pytest.fixture(autouse=True)
 def short_waits(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(join, "CALL_TIMEOUT_S", 0.3)
+    monkeypatch.setattr(join, "CALL_TIMEOUT_S", 1.5)
     monkeypatch.setattr(join, "PAUSE_S", 0.01)
 
 
