@@ -376,7 +376,8 @@ class SimControl:
     ) -> Callable[[], None]:
         """Implement ``Control.watch``; all simulated programs want deletions."""
         self._link.calls["watch"] += 1
-        return SimWatch(self._link, (to_bytes(key), to_bytes(end)), start_revision, on_events, on_lost).cancel
+        interval = to_bytes(key), to_bytes(end) or to_bytes(key) + b"\0"
+        return SimWatch(self._link, interval, start_revision, on_events, on_lost).cancel
 
     async def _call(self, kind: str, apply: Callable[[], Any]) -> Any:
         link = self._link
