@@ -50,6 +50,7 @@ _KINDS: Final[dict[str, tuple[type, ...]]] = {
 """JSON types allowed by the annotation of a field."""
 _NOT_FINITE: Final = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
 """Numbers that JSON cannot express; they are written as strings, which every program can read."""
+_USUAL: Final[dict[str, type]] = {"int": int, "float": float, "str": str}
 _ITEMS: Final[dict[str, tuple[type, ...]]] = {
     "Mapping[str, str]": (str,),
     "Mapping[str, float]": (int, float),
@@ -68,8 +69,9 @@ SHOWN_MAX: Final = 400
 SPOKEN_MAX: Final = 2000
 """Maximum length of a text for people."""
 _LONE_SURROGATE: Final = re.compile("[\ud800-\udfff]")
-_Layout = tuple[tuple[str, str, str, Any], ...]
-"""For each field: its name, its name in JSON, its annotation, and its default (``MISSING``: it is required)."""
+_Layout = tuple[tuple[str, str, str, Any, type | None, float, float], ...]
+"""For each field: its name, its name in JSON, its annotation, its default (``MISSING``: it is required), and the type
+and limits of values that need no other check; a text of that type must be ASCII."""
 _encoder: Final = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), allow_nan=False)
 
 
@@ -122,7 +124,7 @@ class Record:
     def plain(self) -> dict[str, Any]:
         """Return the record as a JSON object, without fields that have their default."""
         found = {}
-        for attribute, name, _, default in _layout(type(self)):
+        for attribute, name, _, default, *_ in _layout(type(self)):
             value = getattr(self, attribute)
             if attribute in self.SPOKEN:
                 value = value[:SPOKEN_MAX].encode(errors="replace").decode()
@@ -153,9 +155,14 @@ class Record:
         if not isinstance(plain, dict):
             raise RecordError(cls.NAME, f"{type(plain).__name__} instead of an object")
         values: dict[str, Any] = {}
-        for attribute, name, kind, default in _layout(cls):
+        for attribute, name, kind, default, usual, least, most in _layout(cls):
             if name in plain:
-                values[attribute] = cls.read_field(name, kind, plain[name])
+                value = plain[name]
+                # Thousands of ranks have a record each, and nearly all of their values are usual.
+                is_usual = type(value) is usual
+                if not is_usual or not (value.isascii() if usual is str else least <= value <= most):
+                    value = cls.read_field(name, kind, value)
+                values[attribute] = value
             elif default is MISSING:
                 raise RecordError(cls.NAME, f"{name} is missing")
         try:
@@ -243,13 +250,24 @@ def _layout(cls: type[Record]) -> _Layout:
         known = _layouts[cls] = tuple(
             (
                 item.name,
-                cls.STORED_AS.get(item.name, item.name),
-                str(item.type),
+                name := cls.STORED_AS.get(item.name, item.name),
+                kind := str(item.type),
                 item.default if item.default_factory is MISSING else item.default_factory(),
+                _USUAL.get(kind),
+                *_limits(cls, name, kind),
             )
             for item in fields(cls)
         )
     return known
+
+
+def _limits(cls: type[Record], name: str, kind: str) -> tuple[float, float]:
+    least, most = cls.LIMITS.get(name, _UNSIGNED) if kind == "int" else (-math.inf, math.inf)
+    return (max(least, -TIME_MAX_S), min(most, TIME_MAX_S)) if _is_time(name) else (least, most)
+
+
+def _is_time(name: str) -> bool:
+    return name == "time" or name.endswith("_s")
 
 
 def _parts(record: str, name: str, kind: str, value: object, part: type[Record]) -> object:
@@ -284,7 +302,7 @@ def _is_sound(name: str, value: object) -> bool:
     """Return whether a string is encodable, and a number within the limits."""
     if isinstance(value, str):
         return value.isascii() or not _LONE_SURROGATE.search(value)
-    if isinstance(value, int | float) and (name == "time" or name.endswith("_s")):
+    if isinstance(value, int | float) and _is_time(name):
         return abs(value) <= TIME_MAX_S  # False for NaN too
     return not isinstance(value, int) or abs(value) <= NUMBER_MAX
 
