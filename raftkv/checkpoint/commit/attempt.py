@@ -272,20 +272,28 @@ class Attempt:
             AttemptOver: the attempt was aborted.
             FenceBroken, GenerationOver: the claim ended before.
         """
-        ranks = set(range(self.record.world_size)) - set(but)
-        wanted = {self._keys.rank(rank).encode(): rank for rank in ranks}
-        copy = Watching(self._control, self._claim, below(self._keys.ranks), (self._keys.head, ""))
+        wanted = {self._keys.rank(rank).encode(): rank for rank in range(self.record.world_size) if rank not in but}
+        parts: dict[int, Prepared] = {}
         head = self._keys.head.encode()
+
+        def is_decided(items: Items) -> bool:
+            for key in [key for key in wanted if key in items]:  # read while others still prepare
+                rank = wanted.pop(key)
+                parts[rank] = self._part(rank, items[key])
+            return not wanted or head not in items
+
         try:
-            async with asyncio.timeout(timeout_s), copy:
-                items = await copy.until(lambda items: wanted.keys() <= items.keys() or head not in items)
+            async with (
+                asyncio.timeout(timeout_s),
+                Watching(self._control, self._claim, below(self._keys.ranks), (self._keys.head, "")) as copy,
+            ):
+                await copy.until(is_decided)
         except TimeoutError:
-            missing = sorted(wanted[key] for key in wanted.keys() - copy.items.keys())
-            raise RanksMissing(str(self), timeout_s or 0.0, missing) from None
-        if not wanted.keys() <= items.keys():
+            raise RanksMissing(str(self), timeout_s or 0.0, sorted(wanted.values())) from None
+        if wanted:
             await self.check()  # a later claim may have committed or aborted it
             raise CheckpointExists(f"{self} is committed already")
-        return {rank: self._part(rank, items[self._keys.rank(rank).encode()]) for rank in sorted(ranks)}
+        return {rank: parts[rank] for rank in sorted(parts)}
 
     def _part(self, rank: int, item: KeyValue) -> Prepared:
         try:

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections import ChainMap
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -253,9 +254,7 @@ class Watching:
     @property
     def items(self) -> Items:
         """The keys as far as they are known."""
-        if len(self._copies) == 1:
-            return self._copies[0].items
-        return {key: item for copy in self._copies for key, item in copy.items.items()}
+        return ChainMap(*(copy.items for copy in self._copies))
 
     @property
     def why_over(self) -> str | None:
