@@ -136,9 +136,12 @@ SAMPLES: Final[tuple[Sample, ...]] = (
         training.Node("a-1", "a", "10.0.0.1", 4, "row1", 3, 2, 1, 8, {"x": "y"}, _AT), f"{RunKeys('job').base}node/a-1"
     ),
     Sample(training.GenerationRecord(3, (_MEMBER,), _AT), RunKeys("job").round),
-    Sample(training.Head(3, 2, "a" * 32, 17, 2, (1,), ((1, _MEMBER),), 1, _AT), RunKeys("job").head),
     Sample(
         training.State(3, "broken", "r", "exit", "a-1", 2, 1, 8, _AT, "slots", {"b": "denied"}), RunKeys("job").state
+    ),
+    Sample(
+        training.Head(3, "running", max_nodes=8, time=_AT, digest="a" * 16, left=(1,), added=((1, _MEMBER),)),
+        RunKeys("job").state,
     ),
     Sample(training.Fault(3, "a-1", "a", 5, "signal", 9, "SIGKILL", "m", _AT), f"{RunKeys('job').base}fault/3/000005"),
     Sample(_NEED),

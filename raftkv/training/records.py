@@ -47,9 +47,6 @@ SLOTS_MAX: Final = 65_536
 DESERTED_MAX: Final = 100
 """Runs of which one txn asks whether they have nodes; members refuse more than 128 operations or conditions."""
 
-HEAD_FORM: Final = 1
-"""Version of the ``Head`` format that this version writes and reads."""
-
 _STORED_AS: Final = {"generation": "epoch", "generations": "epochs"}
 """Fields with a different name in the store and in JSON: the name that they had in the first versions."""
 _OF_USERS: Final = frozenset(("data", "left_out"))
@@ -161,56 +158,6 @@ class GenerationRecord(TrainingRecord):
 
 
 @dataclass(frozen=True, slots=True)
-class Head(TrainingRecord):
-    """The difference between a generation and the previous one; its size depends only on the change.
-
-    The arbiter writes it with the generation's ``round``, in one txn: both have the same mod revision, which is the
-    fence. A reader that cannot compute the generation from the head reads ``round``.
-
-    Attributes:
-        number: generation number.
-        nodes: number of nodes in it.
-        digest: digest of its members, in rank order; see ``rendezvous.world.Roster``.
-        base: mod revision of the ``round`` that it is based on; 0: the head does not say what changed.
-        parent: number of the generation that it is based on.
-        left: places in the parent of the members that left, ascending.
-        joined: new members, each with its place in the generation, ascending.
-        form: version of the format; a reader that does not know it uses only ``round``.
-        time: ``time`` of the ``round``.
-    """
-
-    NAME: ClassVar[str] = "head of a round"
-    number: int
-    nodes: int
-    digest: str
-    base: int = 0
-    parent: int = 0
-    left: tuple[int, ...] = ()
-    joined: tuple[tuple[int, Member], ...] = ()
-    form: int = HEAD_FORM
-    time: float = 0.0
-
-    @classmethod
-    def read_field(cls, name: str, kind: str, value: object) -> object:
-        """Implement ``Record.read_field``."""
-        if name not in ("left", "joined"):
-            return super(Head, cls).read_field(name, kind, value)
-        if not isinstance(value, list):
-            raise RecordError(cls.NAME, f"{name} is {reprlib.repr(value)}")
-        if name == "left":
-            return tuple(cls._place(item) for item in value)
-        if not all(isinstance(item, list) and len(item) == 2 for item in value):
-            raise RecordError(cls.NAME, f"joined is {reprlib.repr(value)}")
-        return tuple((cls._place(place), Member.from_plain(member)) for place, member in value)
-
-    @classmethod
-    def _place(cls, value: object) -> int:
-        if type(value) is not int or not 0 <= value <= NUMBER_MAX:
-            raise RecordError(cls.NAME, f"a place is {reprlib.repr(value)}")
-        return value
-
-
-@dataclass(frozen=True, slots=True)
 class State(TrainingRecord):
     """The state of a run.
 
@@ -221,7 +168,7 @@ class State(TrainingRecord):
         reason: reason of the phase, for people.
         cause: why a generation ended: one of ``CAUSES``, ``returned`` (a member came back by itself) or ``scale up``.
         node: the node concerned.
-        joined: number of present and ready nodes, as of the last report of progress.
+        joined: number of present and ready nodes while they gather, as of the last report of progress.
         min_nodes, max_nodes: the limits of the run.
         time: when it was written.
         waits_for: what the next generation waits for besides nodes, such as slots of a cluster.
@@ -247,6 +194,43 @@ class State(TrainingRecord):
         """Implement ``Record.check``."""
         if self.phase not in PHASES:
             raise RecordError(self.NAME, f"phase is {reprlib.repr(self.phase)}")
+
+
+@dataclass(frozen=True, slots=True)
+class Head(State):
+    """The state with which a generation begins, and the difference of its members from those before.
+
+    The arbiter writes it with ``round``, in one txn: both have the same mod revision, which is the fence. Later states
+    of the generation have no digest. A reader that cannot compute the generation from its head reads ``round``.
+
+    Attributes:
+        digest: digest of the members, in rank order; see ``rendezvous.world.Roster``. Empty: the state is no head.
+        left: places in the previous generation of the members that left, ascending.
+        added: new members, each with its place in this generation, ascending.
+    """
+
+    digest: str = ""
+    left: tuple[int, ...] = ()
+    added: tuple[tuple[int, Member], ...] = ()
+
+    @classmethod
+    def read_field(cls, name: str, kind: str, value: object) -> object:
+        """Implement ``Record.read_field``."""
+        if name not in ("left", "added"):
+            return super(Head, cls).read_field(name, kind, value)
+        if not isinstance(value, list):
+            raise RecordError(cls.NAME, f"{name} is {reprlib.repr(value)}")
+        if name == "left":
+            return tuple(cls._place(item) for item in value)
+        if not all(isinstance(item, list) and len(item) == 2 for item in value):
+            raise RecordError(cls.NAME, f"added is {reprlib.repr(value)}")
+        return tuple((cls._place(place), Member.from_plain(member)) for place, member in value)
+
+    @classmethod
+    def _place(cls, value: object) -> int:
+        if type(value) is not int or not 0 <= value <= NUMBER_MAX:
+            raise RecordError(cls.NAME, f"a place is {reprlib.repr(value)}")
+        return value
 
 
 @dataclass(frozen=True, slots=True)
@@ -304,13 +288,12 @@ class Fault(TrainingRecord):
 #     /raftkv/train/<run id>/fault/<generation>/..   reported faults
 #     /raftkv/train/<run id>/node/<node id>          leased; one for each present node
 #     /raftkv/train/<run id>/round                   the current generation and its members; written when one begins
-#     /raftkv/train/<run id>/round/head              written with ``round``: the changes since the previous generation
-#     /raftkv/train/<run id>/state                   the phase of the run
+#     /raftkv/train/<run id>/state                   the phase of the run; a ``Head`` when written with ``round``
 #     /raftkv/train/<run id>/store/<generation>/..   a torch.distributed.Store
 #     /raftkv/train/<run id>/sync/<generation>/..    barriers, counters, values of user code
 #
-# The order of the names matters: for any size of the run, every node watches only the two intervals ``calls`` and
-# ``news``. Keys of runs below this one, as ``<run id>/best``, may be in these intervals; they are skipped. Only the
+# The order of the names matters: for any size of the run, every node watches only the interval ``calls`` and
+# ``state``. Keys of runs below this one, as ``<run id>/best``, may be in the interval; they are skipped. Only the
 # arbiter watches ``node/`` and ``fault/``. A node reads ``round`` if it does not know the generation on which the head
 # is based. ``round`` and ``state`` outlive a run, so that the generations of an id never decrease; all other keys are
 # deleted with the run, and so is the member list of a large generation.
@@ -384,9 +367,8 @@ class RunKeys:
         state: the phase of the run.
         nodes: prefix of the present nodes.
         calls: ``arbiter`` and ``boot/``.
-        head: changes in the current generation.
-        record: ``round``, ``head`` and ``state``.
-        news: ``head`` and ``state``.
+        record: ``round`` and ``state``.
+        news: ``state``, from which a member learns of the next generation.
     """
 
     def __init__(self, run_id: str) -> None:
@@ -398,10 +380,9 @@ class RunKeys:
         self.nodes = f"{self.base}node/"
         boots = (f"{self.base}boot/", f"{self.base}boot0")
         self.calls = Sparse(self.arbiter, boots[1], ((self.arbiter, ""), boots))
-        self.head = f"{self.round}/head"
-        news = ((self.head, ""), (self.state, ""))
-        self.record = Sparse(self.round, f"{self.state}\0", ((self.round, ""), *news))
-        self.news = Sparse(self.head, f"{self.state}\0", news)
+        news = (self.state, "")
+        self.record = Sparse(self.round, f"{self.state}\0", ((self.round, ""), news))
+        self.news = Sparse(*news, (news,))
 
     def node(self, node_id: str) -> str:
         """Return the key of one node."""

@@ -8,7 +8,7 @@ from unittest import mock
 
 import pytest
 
-from raftkv.training.records import GenerationRecord, Head, RunKeys, State
+from raftkv.training.records import GenerationRecord, Head, Member, RunKeys, State
 from raftkv.training.rendezvous import arbiter_driver, world
 from raftkv.training.rendezvous.world import RecordCache, Roster, new_head
 from tests.long import long_except
@@ -18,9 +18,9 @@ from tests.training.sim.scenarios import Broken, Directed, scenario
 
 KEYS = RunKeys(RUN_ID)
 CALLS_MAX = 2
-HEAD_MAX_BYTES = 300
-NEWS_MAX_BYTES = 600
-"""Keys and values of all that a survivor hears of: the generation is over, the next one, its state."""
+HEAD_MAX_BYTES = 200
+NEWS_MAX_BYTES = 350
+"""Keys and values of all that a survivor hears of: the generation is over, and the next one."""
 QUIET = Habits(poll_s=0.5, stop_s=(0.0, 0.3), fenced_write=0.0)
 
 
@@ -35,7 +35,8 @@ def costs_of_a_fault(nodes: int) -> set[tuple[int, int]]:
         run.pass_time(8.0)
         run.check()
         assert (run.checker.generation, len(run.members)) == (2, nodes - 1)
-        head = run.cluster.store.items[KEYS.head.encode()]
+        head = run.cluster.store.items[KEYS.state.encode()]
+        assert Head.decode(head.value).digest
         assert len(head.key) + len(head.value) <= HEAD_MAX_BYTES
         costs = set()
         for agent in run.members:
@@ -95,20 +96,20 @@ def churn() -> None:
             run.require(len(run.members) == 3, "a place stays empty")
 
 
-def wrong_place(current: RecordCache, record: GenerationRecord) -> Head:
+def wrong_place(current: Roster, members: tuple[Member, ...], state: State) -> Head:
     """Name the neighbour of the member that left."""
-    head = new_head(current, record)
-    return replace(head, left=tuple((place + 1) % len(current.roster.members) for place in head.left))
+    head = new_head(current, members, state)
+    return replace(head, left=tuple((place + 1) % len(current.members) for place in head.left))
 
 
-def stale_parent() -> Callable[[RecordCache, GenerationRecord], Head]:
+def stale_parent() -> Callable[[Roster, tuple[Member, ...], State], Head]:
     """Compute the change from the generation before the present one."""
     known = [Roster()]
 
-    def make(current: RecordCache, record: GenerationRecord) -> Head:
-        left, joined = known[0].changes(record.members) or ((), ())
-        known[0] = current.roster
-        return replace(new_head(current, record), left=left, joined=joined)
+    def make(current: Roster, members: tuple[Member, ...], state: State) -> Head:
+        left, added = known[0].changes(members) or ((), ())
+        known[0] = current
+        return replace(new_head(current, members, state), left=left, added=added)
 
     return make
 

@@ -5,8 +5,8 @@ Owns the reflectors of ``node/`` and ``fault/``, and the writes that advance a r
 
     break:  state = broken, and a fault for each lost member
     finish: state = closed
-    begin:  round = the next generation, head = its changes, state = running; keys left by the generation before the
-            last are deleted
+    begin:  round = the next generation, state = running and its changes; keys left by the generation before the last
+            are deleted
 
 A member that does not come back for a long time is evicted by one more write: its key is deleted, and a fault says why.
 
@@ -507,7 +507,7 @@ class ArbiterDriver:
         return [mod_revision(self._keys.nodes, prefix=True) < newest + 1]
 
     def _break(self, view: View, decision: Break) -> list[Operation]:
-        now = time.time()
+        now = _now()
         state = new_state(
             view, phase=BROKEN, cause=decision.cause, node=decision.node, reason=decision.reason, time=now
         )
@@ -520,18 +520,16 @@ class ArbiterDriver:
         return operations
 
     def _begin(self, view: View, decision: Begin) -> list[Operation]:
-        now = time.time()
-        generation = decision.generation
-        joined, left_out = len(decision.members), self._eligibility.left_out(view)
-        state = new_state(view, generation=generation, phase=RUNNING, joined=joined, left_out=left_out, time=now)
-        new = GenerationRecord(generation, decision.members, now)
-        record, head = new.encode(), new_head(self._cache, new)
-        nodes = "1 node" if joined == 1 else f"{joined} nodes"
+        now = _now()
+        generation, members = decision.generation, decision.members
+        left_out = self._eligibility.left_out(view)
+        state = new_state(view, generation=generation, phase=RUNNING, left_out=left_out, time=now)
+        record, head = GenerationRecord(generation, members, now).encode(), new_head(self._cache.roster, members, state)
+        nodes = "1 node" if len(members) == 1 else f"{len(members)} nodes"
         self._asked = f"generation {generation} of {nodes}, a record of {len(record)} bytes"
         operations: list[Operation] = [
             Put(self._keys.round, record),
-            Put(self._keys.head, head.encode()),
-            Put(self._keys.state, state.encode()),
+            Put(self._keys.state, head.encode()),
         ]
         # After a restore, nodes have seen later generations than the last in the store, so no node is in that one any
         # more.
@@ -569,6 +567,11 @@ class ArbiterDriver:
         state = new_state(view, cause=kept.cause, node=kept.node, reason=kept.reason, time=kept.time, **news)
         result = await self._control.txn(self._as_seen(), [Put(self._keys.state, state.encode())])
         self._last_progress = (now, news if result.succeeded else None)
+
+
+def _now() -> float:
+    """Return the time for a record that all nodes receive, so without the digits below a millisecond."""
+    return round(time.time(), 3)
 
 
 # -- arbiter_election -----------------------------------------------------------------------------------------------

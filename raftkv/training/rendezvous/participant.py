@@ -247,7 +247,7 @@ class Participant(RecordView):
 
     def _leftovers(self) -> list[Operation]:
         """Return deletes of the run's keys, except ``round`` and ``state``, which keep generations from decreasing."""
-        parts = ("boot", "deny", "fault", "round", "store", "strike", "sync")
+        parts = ("boot", "deny", "fault", "store", "strike", "sync")
         return [Delete(f"{self._keys.base}{part}/", prefix=True) for part in parts]
 
     async def _deregister(self, *, is_away: bool = False) -> None:
@@ -592,7 +592,8 @@ class Participant(RecordView):
         elif state is not None:
             waits_for = f"waits for {state.waits_for}" if state.waits_for else ""
             reason = state.left_out.get(self.node.host) or waits_for or state.reason
-            progress = Progress(state.generation, state.phase, reason, state.joined, state.min_nodes, state.max_nodes)
+            joined = len(self._cache.roster.members) if state.phase == RUNNING else state.joined
+            progress = Progress(state.generation, state.phase, reason, joined, state.min_nodes, state.max_nodes)
         else:
             return
         if progress != self._reported:

@@ -12,6 +12,7 @@ writes of a process that was frozen until its lease ended are refused.
 
 from __future__ import annotations
 
+from base64 import b64encode
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -26,7 +27,7 @@ from raftkv.client.scope import Space
 from raftkv.client.values import DELETE, Event, KeyValue
 from raftkv.pb import rpc_pb2
 from raftkv.training.errors import DeprecatedAlias, GenerationOver
-from raftkv.training.records import BROKEN, CLOSED, HEAD_FORM, GenerationRecord, Head, Member, RunKeys, State
+from raftkv.training.records import BROKEN, CLOSED, GenerationRecord, Head, Member, RunKeys, State
 
 # -- ranks ----------------------------------------------------------------------------------------------------------
 #
@@ -282,22 +283,15 @@ class WorldFence:
         Arguments:
             items: the keys that are ``watched``.
         """
-        keys, world = RunKeys(self._world.run_id), self._world
-        if (item := items.get(keys.state.encode())) is None:
+        world = self._world
+        if (item := items.get(RunKeys(world.run_id).state.encode())) is None:
             return ANOTHER
         try:
             state = State.decode(item.value)
         except RecordError:
             return None  # the participants of the run report the damage
-        written = items.get(keys.head.encode())
-        head = None if written is None else _read_head(written.value)
-        if state.generation != world.generation or (
-            # The head may be left over from another generation: the arbiter of an earlier version writes none.
-            written is not None
-            and head is not None
-            and head.number == world.generation
-            and written.mod_revision != world.revision
-        ):
+        is_another = item.mod_revision != world.revision and _read_head(item.value) is not None
+        if state.generation != world.generation or is_another:
             return ANOTHER
         return state.reason if state.phase in (CLOSED, BROKEN) else None
 
@@ -315,7 +309,7 @@ class WorldFence:
 # The members of a generation, and the step from one generation to the next.
 #
 #     arbiter     round 7 = a b c d          round 8 = a c d e
-#                                            head 8  = came from round 7, place 1 left, e joined at 3, digest of a c d e
+#                                            head 8  = place 1 left, e is added at 3, digest of a c d e
 #     survivor    knows a b c d              a b c d - place 1 + e at 3 = a c d e; its digest is that of the head: done
 #     newcomer    knows nothing              reads round 8
 #
@@ -324,8 +318,11 @@ class WorldFence:
 # wrong rank.
 
 MARK_BYTES: Final = 16
+DIGEST_BYTES: Final = 12
+"""Size of the digest, which all nodes receive. It finds mistakes; forgers could as well write another ``round``."""
 HEAD_MAX_BYTES: Final = 4096
-"""Maximum size of a head. For a larger change the head is empty and all nodes read ``round``, as at the first start."""
+"""Maximum size of a head. For a larger change the head has only a digest and all nodes read ``round``, as at the first
+start."""
 
 
 class Roster:
@@ -355,7 +352,7 @@ class Roster:
     @cached_property
     def digest(self) -> str:
         """The digest of the members in their order."""
-        return blake2b(self.marks, digest_size=MARK_BYTES).hexdigest()
+        return b64encode(blake2b(self.marks, digest_size=DIGEST_BYTES).digest()).decode()
 
     def after(self, head: Head) -> Roster | None:
         """Return the members of the next generation according to its head; None: the head is not based on this one."""
@@ -364,11 +361,11 @@ class Roster:
             if place >= len(members):
                 return None
             del members[place], marks[place * MARK_BYTES : (place + 1) * MARK_BYTES]
-        for place, member in head.joined:
+        for place, member in head.added:
             members.insert(place, member)
             marks[place * MARK_BYTES : place * MARK_BYTES] = _mark(member)
         found = Roster(tuple(members), bytes(marks))
-        return found if len(members) == head.nodes and found.digest == head.digest else None
+        return found if found.digest == head.digest else None
 
     def changes(self, members: Sequence[Member]) -> tuple[tuple[int, ...], tuple[tuple[int, Member], ...]] | None:
         """Return the places of leaving members, and the new members with theirs; None: the order of others changes."""
@@ -385,30 +382,27 @@ def _mark(member: Member) -> bytes:
     return blake2b(encoded.encode(), digest_size=MARK_BYTES).digest()
 
 
-def new_head(current: RecordCache, record: GenerationRecord) -> Head:
+def new_head(current: Roster, members: tuple[Member, ...], state: State) -> Head:
     """Make the head of the next generation.
 
     Arguments:
-        current: the current records, as the writer knows them.
-        record: the next generation.
+        current: the members of the current generation.
+        members: the members of the next one.
+        state: its state.
     """
-    changes = current.roster.changes(record.members)
-    head = Head(record.generation, len(record.members), "", time=record.time)
-    if changes is not None:
-        parent = current.round.generation if current.round is not None else 0
-        head = replace(head, base=current.round_revision, parent=parent, left=changes[0], joined=changes[1])
-    if changes is None or len(head.encode()) + 2 * MARK_BYTES > HEAD_MAX_BYTES:
-        head = Head(record.generation, len(record.members), "", time=record.time)
-    return replace(head, digest=Roster(record.members).digest)
+    left, added = current.changes(members) or ((), ())
+    empty = replace(Head.from_plain(state.plain()), digest=Roster(members).digest)
+    head = replace(empty, left=left, added=added)
+    return head if len(head.encode()) <= HEAD_MAX_BYTES else empty
 
 
 # -- record_cache ---------------------------------------------------------------------------------------------------
 #
 # A node's view of ``round`` and ``state``: decoded, as of one revision, kept current by a reflector.
 #
-# It reads ``round`` once, and watches ``head`` and ``state``. If a head is not based on the known ``round``, all three
-# keys are read at one later revision, as after a compaction. So ``round`` and ``round_revision`` always belong
-# together, and ``state`` is never newer than they are.
+# It reads ``round`` once, and watches ``state``. If a head is not based on the known ``round``, both keys are read at
+# one later revision, as after a compaction. So ``round`` and ``round_revision`` always belong together, and ``state``
+# is never newer than they are.
 
 
 class RecordCache(Reflector):
@@ -434,11 +428,7 @@ class RecordCache(Reflector):
         self.state: State | None = None
         self.round_revision = self.state_revision = 0
         self.end: Exception | None = None
-        self._round_key, self._state_key, self._head_key = (
-            keys.round.encode(),
-            keys.state.encode(),
-            keys.head.encode(),
-        )
+        self._round_key, self._state_key = keys.round.encode(), keys.state.encode()
         self._damage: dict[bytes, str] = {}
         self._ahead: dict[int, tuple[GenerationRecord, Roster]] = {}
         self._on_change = on_change
@@ -474,19 +464,20 @@ class RecordCache(Reflector):
 
     def _lead_on(self, events: Sequence[Event]) -> bool:
         """Compute the generations from the heads among some events; False: a head does not suffice."""
-        generation = self.round.generation if self.round is not None else 0
-        roster, revision = self.roster, self.round_revision
+        generation, roster = self.round.generation if self.round is not None else 0, self.roster
         self._ahead.clear()
         for event in events:
-            if event.key == self._state_key:
-                if event.type == DELETE or _generation_of(event.kv.value) > generation:
-                    return False  # the run was deleted, or an arbiter of an earlier version writes no heads
-            elif event.key == self._head_key and event.type != DELETE:
-                head = _read_head(event.kv.value)
-                if head is None or head.base != revision or (found := roster.after(head)) is None:
+            if event.key != self._state_key:
+                continue
+            if event.type == DELETE:
+                return False  # the run was deleted
+            if (head := _read_head(event.kv.value)) is not None:
+                if (found := roster.after(head)) is None:
                     return False
-                roster, revision, generation = found, event.kv.mod_revision, head.number
-                self._ahead[revision] = GenerationRecord(generation, roster.members, head.time), roster
+                roster, generation = found, head.generation
+                self._ahead[event.kv.mod_revision] = GenerationRecord(generation, roster.members, head.time), roster
+            elif _generation_of(event.kv.value) > generation:
+                return False  # the arbiter is of an earlier version, which writes no heads
         return True
 
     def _decode(self, changes: Sequence[Event]) -> None:
@@ -500,9 +491,9 @@ class RecordCache(Reflector):
         try:
             if key == self._round_key:
                 self._begin(GenerationRecord.decode(item.value) if item is not None else None, None, revision)
-            elif key == self._head_key and revision in self._ahead:
-                self._begin(*self._ahead.pop(revision), revision)
             elif key == self._state_key:
+                if revision in self._ahead:
+                    self._begin(*self._ahead.pop(revision), revision)
                 self.state, self.state_revision = _read_state(item.value) if item is not None else None, revision
         except RecordError as error:
             self._damage[key] = f"{key.decode(errors='replace')}: {error}"
@@ -533,12 +524,14 @@ def _generation_of(state: bytes) -> int:
         return 0  # the error is reported when the state is applied
 
 
+@lru_cache(maxsize=2)
 def _read_head(value: bytes) -> Head | None:
+    """Decode a state with which a generation begins; None: it is not one, or cannot be read."""
     try:
         head = Head.decode(value)
     except RecordError:
         return None
-    return head if head.form == HEAD_FORM else None
+    return head if head.digest else None
 
 
 class RecordView:

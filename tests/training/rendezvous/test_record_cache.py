@@ -53,8 +53,9 @@ def test_it_takes_what_a_read_has_found_and_then_what_the_watch_brings(cache, wa
     cache.load([begun(1, 5), state(1, 6)], 8)
     assert (cache.round, cache.state) == (GenerationRecord(1), State(1, RUNNING))
     assert (cache.round_revision, cache.state_revision, cache.revision) == (5, 6, 8)
-    watched.on_events(9, [Event(PUT, item(KEYS.head, new_head(cache, GenerationRecord(2)).encode(), 9))])
+    watched.on_events(9, [Event(PUT, item(KEYS.state, new_head(cache.roster, (), State(2, RUNNING)).encode(), 9))])
     assert (cache.round, cache.round_revision, cache.revision) == (GenerationRecord(2), 9, 9)
+    assert (cache.state, cache.state_revision) == (State(2, RUNNING), 9)
     assert len(changes) == 2
 
 

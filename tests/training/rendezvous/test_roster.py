@@ -47,7 +47,7 @@ def test_head_leads_from_any_generation_to_the_next_or_says_that_it_does_not(bef
     mixed = list({member.id: member for member in (*before, *after)}.values())
     rng.shuffle(mixed)
     for members in (after, before, tuple(mixed)):
-        head = new_head(cache_of(before), GenerationRecord(8, members, 2.0))
+        head = new_head(Roster(before), members, State(8, RUNNING))
         assert len(head.encode()) <= HEAD_MAX_BYTES
         found = Roster(before).after(Head.decode(head.encode()))
         if found is not None:
@@ -70,33 +70,34 @@ def test_members_of_other_fields_or_order_have_other_digests() -> None:
 
 @pytest.mark.parametrize("nodes", [64, 1024, 12_500])
 def test_head_of_one_fault_has_the_same_size_for_any_number_of_nodes(nodes: int) -> None:
-    before = cache_of(tuple(map(node, range(nodes))), 10**9)
-    survivors = before.roster.members[: nodes // 2] + before.roster.members[nodes // 2 + 1 :]
-    lost = new_head(before, GenerationRecord(1000, survivors, 1764390000.123456))
-    assert len(KEYS.head) + len(lost.encode()) <= 200
-    replaced = new_head(before, GenerationRecord(1000, (*survivors, node(nodes)), 1764390000.123456))
+    before = Roster(tuple(map(node, range(nodes))))
+    survivors = before.members[: nodes // 2] + before.members[nodes // 2 + 1 :]
+    state = State(1000, RUNNING, min_nodes=10_000, max_nodes=12_500, time=1764390000.123)
+    lost = new_head(before, survivors, state)
+    assert len(KEYS.state) + len(lost.encode()) <= 200
+    replaced = new_head(before, (*survivors, node(nodes)), state)
     assert len(replaced.encode()) <= 300
 
 
 def test_change_of_many_nodes_is_left_to_the_whole_record() -> None:
-    few, many = tuple(map(node, range(20))), tuple(map(node, range(100)))
-    assert new_head(cache_of(few), GenerationRecord(8, few[::-1])).base == 0
-    assert len(new_head(cache_of(()), GenerationRecord(8, few)).joined) == 20
-    gathered = new_head(cache_of(()), GenerationRecord(8, many))
-    assert (gathered.joined, gathered.base, gathered.nodes) == ((), 0, 100)
+    few, many, state = tuple(map(node, range(20))), tuple(map(node, range(100))), State(8, RUNNING)
+    assert Roster(few).after(new_head(Roster(few), few[::-1], state)) is None
+    assert len(new_head(Roster(), few, state).added) == 20
+    gathered = new_head(Roster(), many, state)
+    assert (gathered.added, gathered.digest) == ((), Roster(many).digest)
     assert Roster().after(gathered) is None
 
 
 @pytest.mark.parametrize(
     "value",
     [
-        b'{"number":1,"nodes":1}',
-        b'{"number":1,"nodes":1,"digest":"a","left":{}}',
-        b'{"number":1,"nodes":1,"digest":"a","left":[-1]}',
-        b'{"number":1,"nodes":1,"digest":"a","left":[true]}',
-        b'{"number":1,"nodes":1,"digest":"a","joined":[1]}',
-        b'{"number":1,"nodes":1,"digest":"a","joined":[["x",{"id":"a","host":"b"}]]}',
-        b'{"number":1,"nodes":1,"digest":"a","joined":[[0,{"id":"a"}]]}',
+        b'{"epoch":1,"phase":"running","digest":1}',
+        b'{"epoch":1,"phase":"running","digest":"a","left":{}}',
+        b'{"epoch":1,"phase":"running","digest":"a","left":[-1]}',
+        b'{"epoch":1,"phase":"running","digest":"a","left":[true]}',
+        b'{"epoch":1,"phase":"running","digest":"a","added":[1]}',
+        b'{"epoch":1,"phase":"running","digest":"a","added":[["x",{"id":"a","host":"b"}]]}',
+        b'{"epoch":1,"phase":"running","digest":"a","added":[[0,{"id":"a"}]]}',
     ],
 )
 def test_head_that_no_arbiter_writes_is_refused(value: bytes) -> None:
@@ -111,17 +112,15 @@ NEXT = GenerationRecord(8, (THREE[0], THREE[2], node(3)), 2.0)
 @pytest.mark.parametrize(
     "wrong",
     [
-        {"base": 4},
-        {"base": 0},
-        {"digest": "0" * 32},
-        {"nodes": 4},
+        {"digest": "0" * 16},
+        {"digest": ""},
         {"left": (0,)},
         {"left": (1, 1)},
         {"left": (99,)},
-        {"joined": ()},
-        {"joined": ((0, node(3)),)},
-        {"joined": ((2, node(4)),)},
-        {"form": 2},
+        {"left": (-1,)},
+        {"added": ()},
+        {"added": ((0, node(3)),)},
+        {"added": ((2, node(4)),)},
     ],
     ids=str,
 )
@@ -141,13 +140,13 @@ async def begin_next(wrong: dict[str, Any]) -> None:
     cache = RecordCache(world.control(), "job", lambda: None)
     cache.start()
     await cache.ready()
-    head = replace(new_head(cache, NEXT), **wrong)
+    state = State(8, RUNNING, time=NEXT.time)
+    head = replace(new_head(cache.roster, NEXT.members, state), **wrong)
     reads = world.txns
-    begun = [Put(KEYS.round, NEXT.encode()), Put(KEYS.head, head.encode()), Put(KEYS.state, State(8, RUNNING).encode())]
-    done = world.store.txn((), begun)
+    done = world.store.txn((), [Put(KEYS.round, NEXT.encode()), Put(KEYS.state, head.encode())])
     await cache.reached(done.revision)
     assert (cache.round, cache.roster.members, cache.round_revision) == (NEXT, NEXT.members, done.revision)
-    assert cache.state == State(8, RUNNING)
+    assert cache.state == state
     assert world.txns - reads == bool(wrong)
     cache.close()
 
@@ -170,10 +169,8 @@ async def test_generation_of_a_version_without_heads_is_read() -> None:
 
 
 def feed(watched: Watched, head: Head, revision: int) -> None:
-    """A generation begins: the watch brings its head and its state."""
-    pairs = [(KEYS.head, head.encode()), (KEYS.state, State(head.number, RUNNING).encode())]
-    events = [Event(PUT, KeyValue(key.encode(), value, 1, 1, revision, 0)) for key, value in pairs]
-    watched.on_events(revision, events)
+    """A generation begins: the watch brings its head."""
+    watched.on_events(revision, [Event(PUT, KeyValue(KEYS.state.encode(), head.encode(), 1, 1, revision, 0))])
 
 
 def test_heads_are_taken_one_after_the_other_and_each_once() -> None:
@@ -182,7 +179,8 @@ def test_heads_are_taken_one_after_the_other_and_each_once() -> None:
     heads = []
     for number in range(8, 12):
         members = (*cache.roster.members[1:], node(number))
-        heads.append((new_head(cache, GenerationRecord(number, members, float(number))), 2 * number))
+        state = State(number, RUNNING, time=float(number))
+        heads.append((new_head(cache.roster, members, state), 2 * number))
         feed(watched, *heads[-1])
         assert cache.round == GenerationRecord(number, members, float(number))
         assert (cache.round_revision, cache.roster.members) == (2 * number, members)
@@ -192,28 +190,25 @@ def test_heads_are_taken_one_after_the_other_and_each_once() -> None:
 
 
 @pytest.mark.parametrize(
-    ("head", "state", "why"),
+    ("revision", "state", "why"),
     [
-        ((8, 9), State(8, RUNNING), None),
-        (None, State(8, RUNNING), None),
-        ((7, 4), State(8, RUNNING), None),
-        ((9, 12), State(9, RUNNING), "another generation has begun"),
-        ((8, 9), State(9, RUNNING), "another generation has begun"),
-        ((8, 12), State(8, RUNNING), "another generation has begun"),
-        ((7, 4), State(7, RUNNING), "another generation has begun"),
-        ((8, 9), None, "another generation has begun"),
-        ((8, 9), State(8, BROKEN, "lost 1 of 3"), "lost 1 of 3"),
-        (None, State(8, CLOSED, "finished"), "finished"),
+        (9, Head(8, RUNNING, digest="d"), None),
+        (9, State(8, RUNNING), None),
+        (12, State(8, RUNNING), None),
+        (12, Head(9, RUNNING, digest="d"), "another generation has begun"),
+        (12, State(9, RUNNING), "another generation has begun"),
+        (12, Head(8, RUNNING, digest="d"), "another generation has begun"),
+        (4, State(7, RUNNING), "another generation has begun"),
+        (0, None, "another generation has begun"),
+        (12, State(8, BROKEN, "lost 1 of 3"), "lost 1 of 3"),
+        (12, State(8, CLOSED, "finished"), "finished"),
     ],
     ids=str,
 )
-def test_fence_tells_the_end_of_its_generation(head, state, why):
+def test_fence_tells_the_end_of_its_generation(revision, state, why):
     fence = World("job", 8, NEXT.members, 0, 9).fence
-    assert KEYS.round.encode() < fence.watched[0].encode()  # which is large
+    assert fence.watched.parts == ((KEYS.state, ""),)  # not the round, which is large
     items = {}
-    if head is not None:
-        number, revision = head
-        items[KEYS.head.encode()] = KeyValue(b"", Head(number, 3, "d").encode(), 1, 1, revision, 0)
     if state is not None:
-        items[KEYS.state.encode()] = KeyValue(b"", state.encode(), 1, 1, 9, 0)
+        items[KEYS.state.encode()] = KeyValue(b"", state.encode(), 1, 1, revision, 0)
     assert fence.why_over(items) == why

@@ -11,16 +11,17 @@ import contextlib
 import json
 import random
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 from unittest import mock
 
 from raftkv.client.operations import Compare, Operation, Put
+from raftkv.client.scope import to_bytes
 from raftkv.client.values import Event, TxnResult
 from raftkv.errors import RaftKVError, StatusError
 from raftkv.training.config import RunConfig
 from raftkv.training.errors import JoinTimeout, RunClosed, RunConflict
-from raftkv.training.records import EXIT, Fault, RunKeys
+from raftkv.training.records import EXIT, Fault, RunKeys, State
 from raftkv.training.rendezvous import participant as rendezvous
 from raftkv.training.rendezvous.participant import Participant
 from raftkv.training.rendezvous.world import RecordCache
@@ -61,14 +62,19 @@ class EarlierCache(RecordCache):
 
 
 class EarlierControl(SimControl):
-    """The way of such a version to the cluster: it neither writes nor deletes a head."""
+    """The way of such a version to the cluster: its states are no heads."""
 
     async def txn(
         self, compares: Sequence[Compare], then: Sequence[Operation], otherwise: Sequence[Operation] = ()
     ) -> TxnResult:
         """Implement ``Control.txn``."""
-        kept = [one for one in then if not (one.writes and "/round/" in str(getattr(one, "key", "")))]
-        return await super().txn(compares, kept, otherwise)
+        earlier = [
+            replace(one, value=State.decode(to_bytes(one.value)).encode())
+            if isinstance(one, Put) and str(one.key).endswith("/state")
+            else one
+            for one in then
+        ]
+        return await super().txn(compares, earlier, otherwise)
 
 
 class EarlierParticipant(Participant):

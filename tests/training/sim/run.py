@@ -266,5 +266,6 @@ class Simulation:
     def left_behind(self) -> list[str]:
         """Keys of the run that are there though no node is, other than those that stay."""
         keys = RunKeys(RUN_ID)
-        stay = {keys.round, keys.state} | ({keys.head} if self.settings.earlier_share else set())
-        return [key.decode() for key in sorted(self.cluster.store.items) if key.decode() not in stay]
+        return [
+            key.decode() for key in sorted(self.cluster.store.items) if key.decode() not in (keys.round, keys.state)
+        ]

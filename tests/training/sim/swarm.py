@@ -49,7 +49,7 @@ def draw(seed: int) -> Settings:
     )
     versions = random.Random(f"{seed} versions")
     return Settings(
-        head_max_bytes=versions.choice((HEAD_MAX_BYTES, HEAD_MAX_BYTES, 250, 0)),
+        head_max_bytes=versions.choice((HEAD_MAX_BYTES, HEAD_MAX_BYTES, 200, 0)),
         earlier_share=versions.choice((0.0, 0.0, 0.0, 0.4)),
         seed=seed,
         machines=machines,
