@@ -23,6 +23,7 @@ import functools
 import io
 import os
 import shutil
+import stat
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -529,12 +530,15 @@ class Place:
 
     def _walk(self) -> Iterator[Found]:
         for parent, directories, names in os.walk(self.root, onerror=_unless_gone):
+            prefix = os.path.relpath(os.path.join(parent, "x"), self.root)[:-1]
             for name in (*names, *(each for each in directories if os.path.islink(os.path.join(parent, each)))):
                 path = os.path.join(parent, name)
                 with suppress(FileNotFoundError):
-                    is_link = os.path.islink(path)
-                    found = os.stat(path) if os.path.exists(path) else os.lstat(path)
-                    yield Found(os.path.relpath(path, self.root), found.st_size, is_link)
+                    found = os.lstat(path)
+                    is_link = stat.S_ISLNK(found.st_mode)
+                    if is_link and os.path.exists(path):
+                        found = os.stat(path)
+                    yield Found(prefix + name, found.st_size, is_link)
 
     def _find(self) -> Iterator[Found]:
         self.fs.invalidate_cache()
