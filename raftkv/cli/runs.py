@@ -15,7 +15,6 @@ import os
 import re
 import signal
 import sys
-import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -31,14 +30,13 @@ from raftkv.cli.command import Invocation
 from raftkv.cli.ctl.session import Session, open_library, open_session, remark, use_library
 from raftkv.cli.program import BAD_ARGUMENTS, ERROR, CommandError, on_signals, refused
 from raftkv.cli.run_view import read_facts
-from raftkv.cli.table import Rows, count, out, progress_bar, tell
+from raftkv.cli.table import count, tell
 from raftkv.client.admin import Permission, interval
 from raftkv.client.control import ClientControl
 from raftkv.client.credentials import announce_settings
-from raftkv.client.kv import pipelined
 from raftkv.client.library import Client
 from raftkv.client.local import free_port
-from raftkv.client.operations import Compare, Delete, lease_of, mod_revision
+from raftkv.client.operations import Compare, Delete, lease_of
 from raftkv.client.records import RecordError, number_in
 from raftkv.dataset import keys as dataset_keys
 from raftkv.errors import (
@@ -55,14 +53,13 @@ from raftkv.rpc.server.http import HttpRequest, HttpResponse, refuse_host, text_
 from raftkv.rpc.server.server import Server
 from raftkv.training.config import RunConfig, guess_address, parse_options
 from raftkv.training.errors import UnknownRun
-from raftkv.training.history import RunHistory, RunSummary, follow, list_runs, read_history, read_progress
+from raftkv.training.history import RunHistory, follow, list_runs, read_history, read_progress
 from raftkv.training.metrics import Exporter
 from raftkv.training.process.environment import parse_styles
 from raftkv.training.process.output import Console, Destinations, Output, make_directory, parse_ranks, parse_streams
 from raftkv.training.process.prefork import count_options
 from raftkv.training.process.supervisor import PORTS_FIELD, Settings, Supervisor, WorkerStartError
 from raftkv.training.records import (
-    CLOSED,
     CLUSTER_ROOT,
     GATHERING,
     RUNNING,
@@ -146,31 +143,17 @@ def watch(invocation: Invocation) -> None:
 
 # -- deleting -------------------------------------------------------------------------------------------------------
 #
-# ``run delete``: deletes the records of one run by its id, or of all runs that have ended.
-#
-#     raftkvctl run delete job7
-#     raftkvctl run delete --ended --older-than 168h --dry-run
-#
-# A run has ended when it is closed and has no node. A run without nodes that was never closed may continue, for example
-# after a power cut; it stays until a user names it.
+# ``run delete``: deletes the records of one run.
 
 PARTS: Final = ("boot/", "deny/", "fault/", "node/", "round/", "store/", "strike/", "sync/")
 """Parts of a run besides ``arbiter``, ``round`` and ``state``. They are deleted one by one, because other runs may have
 the same prefix (``jobs/a`` below ``jobs``)."""
-WINDOW: Final = 16
-"""Number of runs deleted concurrently."""
 _HOROVOD_GENERATION: Final = re.compile(r"(\d{12}/)(?:key|done)/")
 
 
 def delete(invocation: Invocation) -> None:
-    """Delete all records of one run, or of all runs that have ended."""
-    if invocation["ended"]:
-        _delete_ended(invocation)
-        return
-    for flag in ("dry-run", "older-than"):
-        if flag in invocation.changed:
-            raise CommandError(f"--{flag} goes with --ended, which finds the runs to delete", BAD_ARGUMENTS)
-    run_id = invocation.argument("run delete needs the id of one run, or --ended")
+    """Delete all records of one run."""
+    (run_id,) = invocation.given()
     session, as_json = open_library(invocation)
 
     async def alive(kv: Client) -> int:
@@ -217,51 +200,6 @@ def _is_confirmed(invocation: Invocation, question: str) -> bool:
     return sys.stdin.readline().strip().lower() in ("y", "yes")
 
 
-# ---- all runs that have ended
-
-
-def _delete_ended(invocation: Invocation) -> None:
-    if invocation.arguments or invocation["force"]:
-        text = "run delete --ended takes no id and no --force: it deletes the runs that are closed and have no nodes"
-        raise CommandError(text, BAD_ARGUMENTS)
-    session, as_json = open_library(invocation)
-    runs, dry_run = use_library(session, list_runs), invocation["dry-run"]
-    ended = [one for one in runs if _has_ended(one, invocation["older-than"])]
-    gone: list[int | None] = []
-    if ended and not dry_run:
-        question = f"Delete {count(len(ended), 'run')} of {len(runs)}, with generations and faults: all that have ended"
-        if not _is_confirmed(invocation, f"{question}?"):
-            raise CommandError("no run was deleted", ERROR)
-        with progress_bar("deleting runs", ("MofNComplete",), len(ended), hidden=as_json) as update:
-
-            async def forget(kv: Client, summary: RunSummary) -> int | None:
-                state = mod_revision(RunKeys(summary.run_id).state) == summary.revision
-                deleted = await _delete(kv, summary.run_id, [state, lease_of(RunKeys(summary.run_id).arbiter) == 0])
-                update(advance=1)
-                return deleted
-
-            gone = use_library(session, lambda kv: pipelined(lambda one: forget(kv, one), ended, WINDOW))
-    again = [one.run_id for one, keys in zip(ended, gone, strict=False) if keys is None]
-    deleted, keys = [one.run_id for one in ended if one.run_id not in again], sum(found or 0 for found in gone)
-    dead = sum(not one.nodes and (one.state is None or one.state.phase != CLOSED) for one in runs)
-    plain = {"dry_run": dry_run, "deleted": deleted, "keys": keys, "begun_again": again, "dead": dead}
-    verb = "would be deleted" if dry_run else "deleted"
-    lines = [f"{len(deleted)} of {count(len(runs), 'run')} {verb}" + ("" if dry_run else f": {count(keys, 'key')}")]
-    lines += [f"run {run_id!r} has begun again meanwhile, and stays" for run_id in again]
-    if dead:
-        are = "1 run that was never closed stays" if dead == 1 else f"{dead} runs that were never closed stay"
-        lines.append(f"{are}, though no node is left: name each to delete it")
-    if dry_run and ended and not as_json:
-        out(run_view.runs_table(ended))
-        print()
-    tell(as_json, plain, "\n".join(lines))
-
-
-def _has_ended(run: RunSummary, age_s: float) -> bool:
-    is_over = run.state is not None and run.state.phase == CLOSED and not run.nodes
-    return is_over and run.state is not None and run.state.time <= time.time() - age_s
-
-
 # ---- the keys
 
 
@@ -300,7 +238,7 @@ async def _delete_horovod(kv: Client, run_id: str, conditions: Sequence[Compare]
 
 # -- access ---------------------------------------------------------------------------------------------------------
 #
-# ``run grant``, ``run revoke`` and ``run access``: which users may take part in which training runs.
+# ``run grant`` and ``run revoke``: which users may take part in which training runs.
 #
 #     raftkvctl run grant alice 'bert-*' --cluster gpu --dataset imagenet
 #         role run:bert-*             reads and writes the keys of these runs and their checkpoints, and no others
@@ -314,7 +252,6 @@ async def _delete_horovod(kv: Client, run_id: str, conditions: Sequence[Compare]
 # and so delay or stop them, but cannot read or change their keys or checkpoints.
 
 RUN, RUN_READ, CLUSTER, CLUSTER_READ, DATASET_READ = "run", "run-read", "cluster", "cluster-read", "dataset-read"
-_ROOT_ROLE: Final = "root"
 
 
 @dataclass(frozen=True)
@@ -452,39 +389,6 @@ def revoke(invocation: Invocation) -> None:
 
     use_library(session, change)
     tell(as_json, {"user": user, "roles": list(roles)}, f"user {user} no longer has {', '.join(roles)}")
-
-
-def access(invocation: Invocation) -> None:
-    """Print which users may take part in which runs; with RUN, who may read or change that run, by any role."""
-    (run,) = invocation.given()
-    session, as_json = open_library(invocation)
-    rows, header = use_library(session, lambda kv: _rows(kv, run)), ("user", "role", "rights")
-    tell(as_json, [dict(zip(header, row, strict=True)) for row in rows], Rows(header, rows))
-
-
-async def _rows(kv: Client, run: str) -> list[tuple[str, str, str]]:
-    rights: dict[str, str] = {}
-    with refused(ConfigError, BAD_ARGUMENTS):
-        keys = needs(Pattern.of_runs(run)) if run else []
-    for role in await kv.roles.list():
-        permissions = await kv.roles.get(role)
-        if not run and role.partition(":")[0] in (RUN, RUN_READ, CLUSTER, CLUSTER_READ, DATASET_READ):
-            rights[role] = permissions[0].kind if permissions else "nothing"
-        elif touching := {one.kind for one in permissions if any(_touches(one, other) for other in keys)}:
-            rights[role] = "readwrite" if len(touching) > 1 else touching.pop()
-    if run:
-        rights[_ROOT_ROLE] = "everything"
-    return [
-        (user, role, rights[role])
-        for user in await kv.users.list()
-        for role in sorted(await kv.users.get(user))
-        if role in rights
-    ]
-
-
-def _touches(permission: Permission, keys: Permission) -> bool:
-    end = permission.range_end or permission.key + b"\0"
-    return permission.key < keys.range_end and (permission.is_open_ended or end > keys.key)
 
 
 def _wanted(invocation: Invocation) -> tuple[str, dict[str, list[Permission]]]:

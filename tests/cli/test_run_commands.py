@@ -14,11 +14,10 @@ import raftkv
 from raftkv.checkpoint.keys import RANDOM_DIGITS, AttemptId, RegistryKeys
 from raftkv.checkpoint.records import Checkpoint
 from raftkv.cli import run_view
-from raftkv.cli import runs as commands
 from raftkv.cli.run_view import Denied, Line, Narrator, Queue, members_text, ranks_text, waiting
 from raftkv.cli.table import clock
 from raftkv.client.values import KeyValue
-from raftkv.training.history import RunSummary, fold, list_runs, read_change
+from raftkv.training.history import fold, read_change
 from raftkv.training.records import (
     CLOSED,
     CLUSTER_ROOT,
@@ -376,48 +375,6 @@ def closed(kv: raftkv.Client, run_id: str, age_s: float = 3600.0) -> None:
     write(kv, [("round", GenerationRecord(3, members(B, C), 1.0)), ("state", ended)], RunKeys(run_id))
 
 
-def test_all_runs_that_have_ended_are_deleted_at_once(raftkv_cluster, raftkv_client) -> None:
-    for number in range(40):
-        closed(raftkv_client, f"old/{number}")
-    raftkv_client.put(RunKeys("old/0").node("ghost"), B.encode())  # a key without a lease is no node's
-    closed(raftkv_client, "young", 60.0)
-    write(raftkv_client, [("state", state(1, RUNNING, 1.0))], RunKeys("dead"))
-    write(raftkv_client, [("node/b-1", B)], RunKeys("lasting"))
-    closed(raftkv_client, "lasting")
-    words = ("delete", "--ended", "--older-than", "30m")
-    dry = plain_of(ctl(raftkv_cluster, *words, "--dry-run", "--json"))
-    assert (dry["dry_run"], len(dry["deleted"]), dry["keys"], dry["dead"]) == (True, 40, 0, 1)
-    shown = text_of(ctl(raftkv_cluster, *words, "--dry-run")).splitlines()
-    assert shown[1].split()[:2] == ["old/0", "closed"]
-    assert shown[-2:] == [
-        "40 of 43 runs would be deleted",
-        "1 run that was never closed stays, though no node is left: name each to delete it",
-    ]
-    asked = ctl(raftkv_cluster, *words)
-    assert (asked.code, asked.errors) == (128, "Error: there is no terminal to confirm it on: give --yes\n")
-    done = text_of(ctl(raftkv_cluster, *words, "--yes")).splitlines()
-    assert done[0] == "40 of 43 runs deleted: 81 keys"
-    left = {one["run"] for one in plain_of(ctl(raftkv_cluster, "list", "--json"))}
-    assert left == {"young", "dead", "lasting"}
-    done = plain_of(ctl(raftkv_cluster, "delete", "--ended", "--yes", "--json"))
-    assert done == {"dry_run": False, "deleted": ["young"], "keys": 2, "begun_again": [], "dead": 1}
-    assert text_of(ctl(raftkv_cluster, "delete", "--ended")).startswith("0 of 2 runs deleted: 0 keys\n")
-
-
-def test_a_run_that_begins_again_meanwhile_stays(raftkv_cluster, raftkv_client, monkeypatch) -> None:
-    closed(raftkv_client, "jobs/a")
-
-    async def late(kv) -> list[RunSummary]:
-        runs = await list_runs(kv)
-        await kv.put(KEYS.state, state(4, RUNNING, 1.0).encode())
-        return runs
-
-    monkeypatch.setattr(commands, "list_runs", late)
-    done = text_of(ctl(raftkv_cluster, "delete", "--ended", "--yes")).splitlines()
-    assert done == ["0 of 1 run deleted: 0 keys", "run 'jobs/a' has begun again meanwhile, and stays"]
-    assert raftkv_client.get(KEYS.round) is not None
-
-
 def test_horovod_keys_of_the_next_run_of_an_id_stay(raftkv_cluster, raftkv_client, monkeypatch) -> None:
     """Delete nothing that begins after the run is gone: its workers would wait for the keys of their ranks."""
     closed(raftkv_client, "jobs/a")
@@ -448,12 +405,7 @@ def test_an_unknown_run_is_one_line(raftkv_cluster, command: str) -> None:
         (["show"], 128, "run show needs RUN"),
         (["timeline", "a", "b"], 128, "run timeline needs RUN"),
         (["list", "a"], 128, 'unexpected argument "a": the command takes no arguments'),
-        (["delete"], 128, "run delete needs the id of one run, or --ended"),
-        (["delete", "a", "--ended"], 128, "run delete --ended takes no id and no --force"),
-        (["delete", "--ended", "--force"], 128, "run delete --ended takes no id and no --force"),
-        (["delete", "a", "--dry-run"], 128, "--dry-run goes with --ended"),
-        (["delete", "a", "--older-than", "1h"], 128, "--older-than goes with --ended"),
-        (["delete", "--ended", "--older-than", "-1h"], 1, "--older-than must be a duration"),
+        (["delete"], 128, "run delete needs RUN"),
         (["show", "a b"], 128, "run id 'a b' cannot be used"),
         (["show", "a", "-w", "protobuf"], 4, "protobuf not supported as output format"),
         (["exec", "--job", "j"], 128, "run exec needs a command"),

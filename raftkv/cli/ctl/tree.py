@@ -457,7 +457,6 @@ can change the ledger's entries of other runs, but not read or change their keys
         "alice 'bert-*'", "alice 'bert-*' --cluster gpu --dataset imagenet"
     )
     run.leaf("revoke", "USER RUNS", "Revoke runs from a user", shared, revoke).like("alice 'bert-*'")
-    run.leaf("access", "[RUN]", "Print which users may join runs").like("", "bert-7")
 
 
 _METRICS_DETAILS = """The program watches the keys of all runs and checkpoints, so a scrape sends no request to the
@@ -469,9 +468,6 @@ def _add_runs(root: Branch) -> None:
     sure = _ours(
         Flag("yes", BOOL, usage="do not ask for confirmation", short="y"),
         Flag("force", BOOL, usage="delete the run even if it has live nodes"),
-        Flag("ended", BOOL, usage="delete all closed runs without nodes"),
-        Flag("older-than", DURATION, usage="with --ended: only runs closed at least this long ago, as 168h", least=0),
-        Flag("dry-run", BOOL, usage="only print the runs that would be deleted"),
     )
     delete = "The history of faults and generations is deleted; the next run with this id begins with generation 1."
     served = _ours(
@@ -496,9 +492,7 @@ def _add_runs(root: Branch) -> None:
         is_alike=False,
     ).like("--job job7 --nnodes 2:4 -- python train.py")
     _add_access(run)
-    run.leaf("delete", "[RUN]", "Delete all keys of a run, or of all ended runs", sure, delete).like(
-        "job7 --yes", "--ended --older-than 168h"
-    )
+    run.leaf("delete", "RUN", "Delete all keys of a run", sure, delete).like("job7 --yes")
 
 
 _BOTH = _ours(Flag("kind", usage="only checkpoints of this kind; default: of all kinds", choices=tuple(KINDS)))
