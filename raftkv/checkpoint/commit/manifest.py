@@ -89,11 +89,6 @@ class Manifest:
         """Return the digest of the bytes of the file."""
         return digest.of_bytes(self.encoded)
 
-    def is_of(self, kind: str, attempt: AttemptId) -> bool:
-        """Return whether it is that of an attempt."""
-        wanted = (attempt.step, attempt.generation, attempt.number, kind)
-        return tuple(self.head.get(name) for name in _HEAD[:4]) == wanted
-
     @property
     def size_bytes(self) -> int:
         """Return the size of all files that it lists."""

@@ -25,7 +25,7 @@ from raftkv.checkpoint.errors import AttemptOver, CheckpointExists, PrepareConfl
 from raftkv.checkpoint.find import Commits
 from raftkv.checkpoint.keys import LATEST, AttemptId
 from raftkv.checkpoint.records import AttemptRecord, Checkpoint, CopyRecord, FenceRecord, Prepared
-from raftkv.checkpoint.retention import collector, holds, ownership, policy
+from raftkv.checkpoint.retention import collector, holds, policy
 from raftkv.checkpoint.retention.collector import Collector
 from raftkv.client.operations import Compare, Put, create_revision, get, mod_revision, version
 from raftkv.errors import RaftKVError
@@ -325,10 +325,8 @@ def _held_since(patches: Patches) -> None:
 @mutant("bytes before deleting", "bytes go only when nobody can find them any more")
 def _bytes_first(patches: Patches) -> None:
     async def delete(self: Collector, kind: Any, decision: Any) -> Any:
-        checkpoint = decision.checkpoint
-        gone = ownership.deleting(checkpoint, "", 0.0, "mutant")
         try:
-            ownership.delete_bytes(gone, checkpoint.kind, checkpoint.id)
+            collector.Place(decision.checkpoint.uri).delete_tree()
         except RaftKVError:
             return False
         return await original(self, kind, decision)
