@@ -77,7 +77,7 @@ _MEMBER: Final = training.Member("a-1", "a", "10.0.0.1", 4, "row1/rack7")
 _NEED: Final = scheduling.Need("a-1", "a", 2)
 _CLAIM: Final = scheduling.Claim("job", 1, 2, 1, 2, (_NEED,), ("a-1",), 3)
 BACKUP: Final = Manifest(
-    "raftkv-20261122T183000Z-00000000000000ff", _AT, 255, -1, 7, 301, 4096, "ab", 1, 2, "h:2379", _AT
+    "raftkv-20261122T183000Z-00000000000000ff", _AT, 255, -1, 7, 301, 4096, "ab", 1, 2, "h:2379", _AT, 1
 )
 SAMPLES: Final[tuple[Sample, ...]] = (
     Sample(checkpoint.FenceRecord(2, "round/9", "h:1", _AT), _RUN.fence),

@@ -63,7 +63,7 @@ if TYPE_CHECKING:
 #
 # The manifest of a backup, and the rules for deleting backups. Pure.
 #
-# >>> one = Manifest("raftkv-20261122T183000Z-00000000000000ff", 0.0, 255, -1, 7, 301, 4096, "ab", 1, 2, "h:2379", 1.0)
+# >>> one = Manifest("raftkv-20261122T183000Z-00000000000000ff", 0.0, 255, -1, 7, 301, 9, "ab", 1, 2, "h:2379", 1.0, 1)
 # >>> Manifest.decode(one.encode()) == one
 # True
 
@@ -89,12 +89,11 @@ class Manifest(Record):
         size_bytes, sha256: size and hash (hexadecimal) of the file.
         cluster_id, member_id, endpoint: the cluster, and the member that gave the snapshot.
         verified_s: time of the last verification.
-        number: one more than the highest number of the existing backups; 0: written by an earlier version without
-            numbers.
+        number: one more than the highest number of the existing backups.
     """
 
     NAME: ClassVar[str] = "backup"
-    LIMITS: ClassVar[Limits] = {"compact_revision": SIGNED, "number": (0, NUMBER_MAX)}  # the next one is higher
+    LIMITS: ClassVar[Limits] = {"compact_revision": SIGNED, "number": (1, NUMBER_MAX)}  # the next one is higher
     name: str
     taken_s: float
     revision: int
@@ -107,7 +106,7 @@ class Manifest(Record):
     member_id: int
     endpoint: str
     verified_s: float
-    number: int = 0
+    number: int
 
     def encode(self) -> bytes:
         """Return the content of the manifest file."""
@@ -153,18 +152,8 @@ def time_of(file_name: str) -> float | None:
 
 
 def oldest_first(backups: Iterable[Manifest]) -> list[Manifest]:
-    """Return backups in the order in which they were taken, even if a clock jumped in between.
-
-    Backups with numbers are ordered by number. Within one cluster, those without a number are ordered by index: a
-    backup counts as no younger than any backup with a higher index, even if the clock says otherwise. This adjusted
-    time gives its place among backups of other clusters.
-    """
-    youngest_s: dict[int, float] = {}
-    moments: list[tuple[int, float, int, float, Manifest]] = []
-    for one in sorted(backups, key=lambda one: (one.index, one.taken_s), reverse=True):
-        moment_s = youngest_s[one.cluster_id] = min(one.taken_s, youngest_s.get(one.cluster_id, one.taken_s))
-        moments.append((one.number, moment_s, one.index, one.taken_s, one))
-    return [moment[-1] for moment in sorted(moments, key=lambda moment: moment[:-1])]
+    """Return backups in the order in which they were taken, even if a clock jumped in between."""
+    return sorted(backups, key=lambda one: (one.number, one.taken_s, one.name))
 
 
 def begins_before(backup: Manifest, revision: int | None, time_s: float | None) -> bool:

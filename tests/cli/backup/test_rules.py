@@ -40,9 +40,9 @@ from tests.spoiled import FEW, spoiled
 NOW_S = 1_790_000_000.0
 
 
-def backup(taken_s: float, revision: int = 1, *, index: int = 1, cluster_id: int = 1) -> Manifest:
+def backup(taken_s: float, revision: int = 1, *, index: int = 1, cluster_id: int = 1, number: int = 1) -> Manifest:
     name = name_of(taken_s, revision)
-    return Manifest(name, taken_s, revision, -1, 7, index, 3, "ab", cluster_id, 2, "h:1", taken_s)
+    return Manifest(name, taken_s, revision, -1, 7, index, 3, "ab", cluster_id, 2, "h:1", taken_s, number)
 
 
 def put(place: Place, one: Manifest, tmp_path: Path) -> None:
@@ -68,7 +68,7 @@ def test_a_clock_that_jumped_makes_no_old_backup_the_newest(jump_s: float, tmp_p
     """Keep and find what was just taken, though the clock was wrong at the backup before."""
     place = Place(str(tmp_path / "b"))
     taken = [NOW_S, NOW_S + 3600 + jump_s, NOW_S + 7200, NOW_S + 10800]
-    backups = [backup(taken_s, index=10 + number) for number, taken_s in enumerate(taken)]
+    backups = [backup(taken_s, index=10 + at, number=1 + at) for at, taken_s in enumerate(taken)]
     for one in backups:
         put(place, one, tmp_path)
     assert place.backups() == backups
