@@ -5,7 +5,6 @@
 
 A *mark* is a line ``<RFC 3339 time> <applied index> <revision> <term> crc:<CRC32C of these>``: the applied state of the
 member at that time of its own clock. Entries carry no time, so a restore to a time uses the last mark before it.
-Earlier versions wrote marks without a checksum; these are read as well.
 
     directory = ArchiveDirectory(path)
     directory.store(segment_path)            # on return the file is complete and durable
@@ -57,7 +56,7 @@ class Mark:
         """Return the mark in a line; ``None`` if the line is incomplete (after a crash) or damaged."""
         text, _, checksum = line.partition(" crc:")
         words = text.split(" ")
-        if len(words) != 4 or not line.endswith("\n") or (checksum and checksum != _checksum(text) + "\n"):
+        if len(words) != 4 or checksum != _checksum(text) + "\n":
             return None
         try:
             return cls(parse_time(words[0]), int(words[1]), int(words[2]), int(words[3]))
@@ -160,8 +159,7 @@ def copy_sparse(source: Path, target: Path) -> None:
 class Progress:
     """The sequence number below which all segments of a log are archived, kept in a file next to the log.
 
-    The number has a checksum: a number that is too large would let segments be deleted that are not archived. Earlier
-    versions wrote only the number; they start from the beginning when they find a checksum.
+    The number has a checksum: a number that is too large would let segments be deleted that are not archived.
 
     Arguments:
         directory: directory of the log.
@@ -175,9 +173,9 @@ class Progress:
     def __init__(self, directory: Path, first_sequence: int, last_sequence: int) -> None:
         self._path = directory / PROGRESS_NAME
         try:
-            number, *checksum = self._path.read_text().split()
+            number, checksum = self._path.read_text().split()
             self.next_sequence = int(number)
-            if checksum not in ([], [_checksum(number)]) or not 0 <= self.next_sequence <= last_sequence:
+            if checksum != _checksum(number) or not 0 <= self.next_sequence <= last_sequence:
                 raise ValueError(number)
         except (FileNotFoundError, ValueError):
             self.note(first_sequence)
