@@ -18,7 +18,6 @@ from typing import Any, Final
 
 from raftkv.checkpoint import digest
 from raftkv.checkpoint.errors import PrepareConflict
-from raftkv.checkpoint.keys import AttemptId
 from raftkv.checkpoint.records import AttemptRecord, FileRecord, Prepared
 from raftkv.client.records import RecordError
 
