@@ -24,6 +24,7 @@ Every budget of a member, and how it is shared:
                                         with most                                              ``rpc/server/accept``
     handshakes       unfinished         taken back: the oldest of the address with most         ``rpc/server/accept``
     answers          bytes not read     taken back: a connection of the greediest is ended     ``rpc/server/budget``
+    answers made     bytes so far       taken back: an answer of the greediest fails     ``server/services/responder``
     requests         bytes unfinished   taken back: likewise                                   ``rpc/server/budget``
     watchers         bytes              taken back: its newest watchers are cancelled          ``replica/watch/hub``
     dashboard        open pages         taken back: its oldest page ends                       ``server/ui/service``

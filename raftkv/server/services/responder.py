@@ -31,7 +31,7 @@ from raftkv.replica.node.waits import AwaitableNode
 from raftkv.rpc.server.budget import CONNECTION_FULL
 from raftkv.rpc.server.calls import ServerCall, UnaryCall
 from raftkv.rpc.server.server import Server
-from raftkv.rpc.shares import Identity, name_of, queue_of_call
+from raftkv.rpc.shares import Identity, Shares, greedier, identity_of, name_of, queue_of_call
 from raftkv.rpc.status import RpcError
 from raftkv.storage.mvcc_range import PinnedView
 
@@ -143,32 +143,39 @@ def parse(call: UnaryCall, message: type[Any], data: bytes, check: Callable[[Any
 class Growth:
     """Counts the memory of an answer while it is built, and stops building one that would be refused in the end.
 
+    If the answers of all clients are too many, only the identity with most of them is refused.
+
     Arguments:
         call: call to answer.
-        all_bytes: total of all answers of the member that are being built, in a list of one element.
+        all_bytes: bytes of all answers of the member that are being built.
 
     Attributes:
         held_bytes: memory of this answer.
     """
 
-    __slots__ = ("_all_bytes", "_call", "held_bytes")
+    __slots__ = ("_all_bytes", "_call", "_identity", "held_bytes")
 
-    def __init__(self, call: UnaryCall, all_bytes: list[int]) -> None:
+    def __init__(self, call: UnaryCall, all_bytes: Shares) -> None:
         self._call = call
+        self._identity = identity_of(call)
         self._all_bytes = all_bytes
         self.held_bytes = 0
 
     def __call__(self, size_bytes: int) -> None:
         """Count more bytes. Raises RpcError if they are too many."""
+        shares, identity = self._all_bytes, self._identity
         self.held_bytes += size_bytes
-        self._all_bytes[0] += size_bytes
-        if self.held_bytes > SMALL_ANSWER_BYTES and self._all_bytes[0] > self._call.room_bytes():
+        shares.take(identity, size_bytes)
+        if self.held_bytes <= SMALL_ANSWER_BYTES or shares.used <= (room_bytes := self._call.room_bytes()):
+            return
+        if shares.held[identity] > room_bytes or greedier(shares.held, identity, 0) is None:
             raise RpcError(errors.RESOURCE_EXHAUSTED, CONNECTION_FULL)
 
     def end(self) -> None:
         """Stop counting: the answer is complete or dropped."""
-        self._all_bytes[0] -= self.held_bytes
-        self.held_bytes = 0
+        if self._identity in self._all_bytes.held:
+            self._all_bytes.give_back(self._identity, self.held_bytes)
+            self.held_bytes = 0
 
 
 def _cannot_be(error: Exception) -> None:
@@ -204,7 +211,7 @@ class Responder:
         self.slices = Slices()
         self.auth = applier.auth
         self.caller_of: Callable[[ServerCall], Caller | None] = lambda call: call.caller
-        self._growing_bytes = [0]
+        self._growing = Shares(0)
 
     def check_again(self, call: ServerCall, check: Callable[[Rights, Caller | None], None]) -> None:
         """Check a waiting read again: users or rights may have changed since it was admitted, and may forbid it now.
@@ -258,7 +265,7 @@ class Responder:
 
     def growth(self, call: UnaryCall) -> Growth:
         """Return the counter for the bytes of an answer that is being built."""
-        return Growth(call, self._growing_bytes)
+        return Growth(call, self._growing)
 
     def reply_many(self, call: UnaryCall, revision: int, pieces: Sequence[bytes]) -> None:
         """Answer with a header and a body in pieces.

@@ -202,7 +202,25 @@ async def test_an_answer_that_would_not_be_taken_is_given_up_while_it_is_made() 
     assert refused.error == (errors.RESOURCE_EXHAUSTED, CONNECTION_FULL)
     assert len(rpc_pb2.RangeResponse.FromString(other.answer).kvs) == KEYS
     assert len(rpc_pb2.RangeResponse.FromString(small.answer).kvs) == 500
-    assert world.responder._growing_bytes == [0]
+    assert world.responder._growing.used == 0
+
+
+async def test_of_too_many_answers_those_of_the_greediest_are_given_up() -> None:
+    world = World(bytes(1000))
+    greedy, honest = [Call(), Call(), Call(2_000_000)], Call(2_000_000)
+    honest.identity = b"alice"
+    for call in greedy:
+        world.range(call, ALL)
+    waiting = [honest]
+
+    def begin() -> None:
+        if waiting and world.responder._growing.used > 2_500_000:
+            world.range(waiting.pop(), rpc_pb2.RangeRequest(key=b"k", range_end=b"k01500", serializable=True))
+
+    await world.finish(begin)
+    assert len(rpc_pb2.RangeResponse.FromString(honest.answer).kvs) == 1500
+    assert [call.error for call in greedy] == [None, None, (errors.RESOURCE_EXHAUSTED, CONNECTION_FULL)]
+    assert world.responder._growing.used == 0
 
 
 @pytest.mark.interpreted
@@ -281,7 +299,7 @@ async def test_an_entry_whose_answer_would_not_be_taken_is_applied_without_it(is
     assert len(taken.answer) > 2_000_000
     assert b"later" not in taken.answer
     assert (refused.error, refused.answer) == ((errors.RESOURCE_EXHAUSTED, CONNECTION_FULL), b"")
-    assert world.responder._growing_bytes == [0]
+    assert world.responder._growing.used == 0
 
 
 async def test_an_answer_of_what_is_compacted_while_it_waits_is_read() -> None:
