@@ -42,7 +42,8 @@ Not shared, since only root or members ask for them: waiting membership changes,
 members. Not shared either, and full for all clients when one fills them: audit lines and log lines.
 Limits of one connection or stream are not budgets: see ``rpc/limits``. The loop's time is shared among the same
 identities (``loop/fair``), except that all unknown clients of an IPv4 /24 wait in one queue. Of entries that take long
-to apply, one of a member is in the log at a time, and they take turns (``replica/node/proposals``).
+to apply, one of a member is in the log at a time, and they take turns (``replica/node/proposals``). Leases that expire
+together end in turns of their owners (``replica/lease/times``).
 """
 
 from __future__ import annotations

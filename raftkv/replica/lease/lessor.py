@@ -208,7 +208,7 @@ class Lessor:
         self._timeout_s = node.settings.request_timeout_s
         self._loop = asyncio.get_running_loop()
         self._clock = LeaseClock(self._loop.time)
-        self.times = LeaseTimes(self._clock, self._lease_ended)
+        self.times = LeaseTimes(self._clock, self._lease_ended, lambda lease_id: self._leases.owners.get(lease_id, b""))
         self._failing = Limiter(1)
         self._failed: deque[tuple[Sequence[PendingKeepAlive], errors.StatusError]] = deque()
         self._renewals = Renewals(self.times, self._clock, self._propose, self._send_on, cork, self._fail, self._admit)

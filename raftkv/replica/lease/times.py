@@ -21,7 +21,8 @@ arrived meanwhile wait in the sockets and must be read before leases end for lac
 
 There may be a million leases, so a change of leaders modifies none: what a leader knows of a lease is valid only during
 its own leadership and is computed again when the next leader accesses it. Leases that may end are queued in steps
-(``queue_some``).
+(``queue_some``). Each owner has a queue of its own: when very many leases of one owner expire together, those of other
+owners end in between.
 """
 
 from __future__ import annotations
@@ -124,6 +125,7 @@ class LeaseTimes:
     Arguments:
         clock: this member's lease clock.
         on_end: called with the id of every ended lease.
+        owner_of: returns the user to whom a lease was granted; empty: none.
 
     Attributes:
         is_primary: whether this member decides when leases end.
@@ -131,21 +133,26 @@ class LeaseTimes:
         ttls: TTLs of leases granted since the start, in seconds.
     """
 
-    def __init__(self, clock: LeaseClock, on_end: Callable[[int], None]) -> None:
+    def __init__(
+        self, clock: LeaseClock, on_end: Callable[[int], None], owner_of: Callable[[int], bytes] = lambda lease_id: b""
+    ) -> None:
         self.is_primary = False
         self.granted_total = self.revoked_total = self.expired_total = self.renewed_total = 0
         self.ttls = Buckets(TTL_BUCKETS_S)
         self._clock = clock
         self._on_end = on_end
+        self._owner_of = owner_of
         self._leases: dict[int, _Lease] = {}
         self._leadership = 0
         # No lease ends before ``_earliest``, and none without a keep-alive to this leader before the other.
         self._earliest = self._earliest_unheard = -math.inf
-        self._heap: list[tuple[float, int]] = []
-        # Leases that are not in the heap yet, and heaps of earlier leaderships that are being freed.
+        # By owner, the next one to be served first; and the number of their entries.
+        self._heaps: dict[bytes, list[tuple[float, int]]] = {}
+        self._queued = 0
+        # Leases that are not in a heap yet, and heaps of earlier leaderships that are being freed.
         self._unqueued: list[int] = []
         self._old_heaps: list[list[tuple[float, int]]] = []
-        # Entries at the head of the heap that may still be examined in this step, and whether that was not enough.
+        # Entries at the heads of the heaps that may still be examined in this step, and whether that was not enough.
         self._looks_left = 0
         self._is_head_stale = False
         # The leases read from the database that is being received, and ids of the previous leases.
@@ -270,7 +277,7 @@ class LeaseTimes:
     def demote(self) -> None:
         """Stop deciding: this member does not lead, or does not know that it does."""
         self.is_primary = False
-        self._drop_heap()
+        self._drop_heaps()
         self._unqueued = []
         self._again.clear()
         self._is_head_stale = False
@@ -383,13 +390,15 @@ class LeaseTimes:
 
     def has_due(self) -> bool:
         """Return whether a lease has expired, as far as known: ``queue_some`` continues the search."""
-        self._looks_left = LOOKS_PER_STEP
-        return bool(self._again) or self._due(self._clock.now()) is not None
+        self._looks_left, self._is_head_stale = LOOKS_PER_STEP, False
+        now = self._clock.now()
+        is_due = any(self._due(heap, now) is not None for heap in self._heaps.values())
+        return is_due or bool(self._again)
 
     def take_due(
         self, count_max: int, keys_max: int = 1, keys_of: Callable[[int], int] = lambda lease_id: 0
     ) -> list[int]:
-        """Take some expired leases: they are expiring now, and each end must be proposed.
+        """Take some expired leases, of all owners in turn: they are expiring now, and each end must be proposed.
 
         Arguments:
             count_max: maximum number of leases.
@@ -405,25 +414,34 @@ class LeaseTimes:
                 due.append(lease_id)
                 keys_max -= keys_of(lease_id)
         now = self._clock.now()
-        self._looks_left = LOOKS_PER_STEP
-        while len(due) < count_max and keys_max > 0 and (first := self._due(now)) is not None:
-            heapq.heappop(self._heap)
-            self._leases[first].is_expiring = True
-            due.append(first)
-            keys_max -= keys_of(first)
+        self._looks_left, self._is_head_stale = LOOKS_PER_STEP, False
+        owners = deque(self._heaps)
+        while owners and len(due) < count_max and keys_max > 0:
+            owner = owners.popleft()
+            heap = self._heaps.pop(owner)
+            first = self._due(heap, now)
+            if first is not None:
+                heapq.heappop(heap)
+                self._queued -= 1
+                self._leases[first].is_expiring = True
+                due.append(first)
+                keys_max -= keys_of(first)
+            if heap:
+                self._heaps[owner] = heap  # behind those of all others
+                if first is not None:
+                    owners.append(owner)
         return due
 
-    def _due(self, now: float) -> int | None:
-        """Return the lease at the head of the heap, if it has expired; wrong entries of the heap are corrected on the
+    def _due(self, heap: list[tuple[float, int]], now: float) -> int | None:
+        """Return the lease at the head of a heap, if it has expired; wrong entries of the heap are corrected on the
         way, as far as this step allows.
         """
-        self._is_head_stale = False
-        heap = self._heap
         while heap and heap[0][0] <= now:
             queued_at, lease_id = heap[0]
             lease = self._known(lease_id)
             if lease is None or lease.queued_at != queued_at or lease.is_expiring:
                 heapq.heappop(heap)
+                self._queued -= 1
             elif (ends_at := self._end_of(lease)) <= now:
                 return lease_id
             else:  # renewed since
@@ -476,33 +494,40 @@ class LeaseTimes:
         A lease that is not queued yet, or is behind very many renewed ones, ends a little later.
         """
         if self._is_head_stale:
-            self._looks_left = LOOKS_PER_STEP
-            self._due(self._clock.now())
+            self.has_due()
         for lease_id in self._unqueued[-QUEUED_PER_STEP:]:
             lease = self._known(lease_id)
             if lease is not None and not lease.is_expiring:
                 self._push(lease_id, lease)
         del self._unqueued[-QUEUED_PER_STEP:]
-        if self._old_heaps:
-            del self._old_heaps[-1][-FREED_PER_STEP:]
-            if not self._old_heaps[-1]:
+        left = FREED_PER_STEP
+        while self._old_heaps and left > 0:
+            heap = self._old_heaps[-1]
+            size = len(heap)
+            del heap[-left:]
+            left -= size + 1
+            if not heap:
                 self._old_heaps.pop()
         self._forget_some()
         return bool(self._unqueued or self._old_heaps or self._is_head_stale or self._gone or self._before)
 
     def _push(self, lease_id: int, lease: _Lease) -> None:
         lease.queued_at = self._end_of(lease)
-        heapq.heappush(self._heap, (lease.queued_at, lease_id))
+        owner = self._owner_of(lease_id)
+        heap = self._heaps.get(owner)
+        if heap is None:
+            heap = self._heaps[owner] = []
+        heapq.heappush(heap, (lease.queued_at, lease_id))
+        self._queued += 1
 
     def _trim_heap(self) -> None:
-        if len(self._heap) > 2 * len(self._leases) + _STALE_MAX:
-            self._drop_heap()
+        if self._queued > 2 * len(self._leases) + _STALE_MAX:
+            self._drop_heaps()
             self._requeue()
 
-    def _drop_heap(self) -> None:
-        if self._heap:
-            self._old_heaps.append(self._heap)
-            self._heap = []
+    def _drop_heaps(self) -> None:
+        self._old_heaps += self._heaps.values()
+        self._heaps, self._queued = {}, 0
 
     def _requeue(self) -> None:
         """Queue all leases again: the first ones at once."""
