@@ -150,6 +150,8 @@ class Call:
     severed = False
     crowded = False
     deadline = None
+    route: Any = None
+    sent_bytes = 0
     send_buffer_size = connection_send_buffer_size = 0
 
     def __init__(self, headers: tuple[tuple[bytes, bytes], ...], certificate: dict[str, Any] | None = None) -> None:
@@ -205,7 +207,7 @@ class Call:
         """See ``UnaryCall``."""
         self.reply(b"".join(pieces))
 
-    def fail(self, code: int, text: str = "") -> None:
+    def fail(self, code: int, text: str = "", trailers: object = ()) -> None:
         """Implement ``ServerCall``."""
         self._end(code, text)
 
@@ -540,6 +542,7 @@ class World:
         if token is not None:
             metadata.append((b"token", token.encode()))
         call = Call(tuple(metadata), {"subject": ((("commonName", cn),),)} if cn else None)
+        call.route = SimpleNamespace(path="/" + method)
         handler = self.registry.by_path["/" + method]
         if _method(method).client_streaming or _method(method).server_streaming:
             call.ask(request)
