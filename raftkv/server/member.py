@@ -178,7 +178,11 @@ class Member:
         self._peer_server = self._make_peer_server(durable)
         is_connected = self._transport.connected_since
         self._leader_log = LeaderLog(
-            self.node, self._loop, self._name_of, lambda peer_id: is_connected(peer_id) is not None
+            self.node,
+            self._loop,
+            self._name_of,
+            lambda peer_id: is_connected(peer_id) is not None,
+            self._peer_service.hears,
         )
         self._stalled_leader = StalledLeader(self.node, self._loop, is_connected)
         replica.connect(

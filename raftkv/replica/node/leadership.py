@@ -257,6 +257,7 @@ class LeaderLog:
         loop: loop of the node.
         name_of: returns the readable name of a member.
         is_connected: returns whether the stream to another member is connected.
+        hears: returns whether the stream from another member is connected.
     """
 
     def __init__(
@@ -265,11 +266,13 @@ class LeaderLog:
         loop: asyncio.AbstractEventLoop,
         name_of: Callable[[int], str],
         is_connected: Callable[[int], bool],
+        hears: Callable[[int], bool],
     ) -> None:
         self._node = node
         self._loop = loop
         self._name_of = name_of
         self._is_connected = is_connected
+        self._hears = hears
         self._leader = NONE
         self._lost_at = loop.time()
         self._reminder: asyncio.TimerHandle | None = None
@@ -311,6 +314,9 @@ class LeaderLog:
         voters = node.conf_state.voters
         away = [self._name_of(voter) for voter in voters if not self._is_there(voter)]
         missing = f"; not connected: {', '.join(away)}" if away else ""
+        others = [voter for voter in voters if voter != node.settings.member_id and self._is_there(voter)]
+        if silent := [self._name_of(voter) for voter in others if not self._hears(voter)]:
+            missing += f"; connected, but do not reach this member: {', '.join(silent)}"
         _log.warning(
             "no leader for %.0f s: writes and linearizable reads wait; %d of %d voters are connected, a quorum is %d%s",
             self._loop.time() - self._lost_at,

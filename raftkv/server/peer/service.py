@@ -132,6 +132,10 @@ class PeerService:
         for path, handler in self._for_non_members.items():
             server.unary_async(path, handler)
 
+    def hears(self, member_id: int) -> bool:
+        """Return whether a member has a stream to this one."""
+        return any(stream.sender == member_id for stream in self._streams)
+
     def follow(self, members: Mapping[int, rpc_pb2.Member], removed: Collection[int]) -> None:
         """End the streams of removed members, after the time that they need to learn of it from the log."""
         if any(stream.sender in removed for stream in self._streams):

@@ -46,7 +46,7 @@ RECONNECT_MAX_S: Final = 0.5
 LOG_INTERVAL_S: Final = 1.0
 """Shortest time between two log lines about a peer, however often its connection changes."""
 ABSENT_LOGGED_S: Final = 5.0
-"""Time after which a peer that has never been reached is logged."""
+"""Time after which a peer that is not reached, or not reached again, is logged with the reason."""
 
 PROBE_S: Final = 4.0
 """How often the round trip time to a peer is measured, as in etcd."""
@@ -138,7 +138,7 @@ class Peer:
         """Start connecting."""
         loop = asyncio.get_running_loop()
         self._task = loop.create_task(self._keep_connected())
-        loop.call_later(ABSENT_LOGGED_S, self._log_absence)
+        self._log_absence_later()
         self._probe_timer = loop.call_later(PROBE_S, self._probe)
 
     def _probe(self) -> None:
@@ -207,6 +207,7 @@ class Peer:
                 _log.exception("the stream to %x failed", self.peer_id)
             if self.active_since is not None:
                 self.disconnects += 1
+                self._log_absence_later()
             self._stream = self.active_since = None
             self._log_change()
             self._transport.on_unreachable(self.peer_id)
@@ -235,9 +236,12 @@ class Peer:
         self._log_timer = None
         self._log_change()
 
-    def _log_absence(self) -> None:
-        if self._task is not None and self.active_since is None and not self.disconnects:
-            why = self._reason or self.channel.failure_text
+    def _log_absence_later(self) -> None:
+        asyncio.get_running_loop().call_later(ABSENT_LOGGED_S, self._log_absence, self.disconnects)
+
+    def _log_absence(self, disconnects: int) -> None:
+        if self._task is not None and self.active_since is None and disconnects == self.disconnects:
+            why = self.channel.failure_text or self._reason
             reason = f" ({why})" if why else ""
             _log.warning("cannot connect to %s for %g s%s; retrying", self.label, ABSENT_LOGGED_S, reason)
 

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from jepsen.db import free_port
 from tests.procs import RAFTKV, Cluster, Member, wait_for
 
 
@@ -47,3 +48,16 @@ def test_leaders_peers_and_outages_are_told_in_a_line_each(cluster: Cluster) -> 
         members[0], "no leader for 5 s: writes and linearizable reads wait; 1 of 3 voters are connected, a quorum is 2"
     )
     assert len(lines(members[0], "lost the connection")) <= 4
+
+
+@pytest.mark.long
+def test_a_member_that_the_others_cannot_reach_is_told_on_both_sides(cluster: Cluster) -> None:
+    *others, lone = cluster.members
+    for member in cluster.members:
+        wait_line(member, "connected to member ", 2)
+    lone.kill()
+    lone.flags += ["--listen-peer-urls", f"http://127.0.0.1:{free_port()}"]
+    lone.start()
+    wait_line(lone, "3 of 3 voters are connected, a quorum is 2; connected, but do not reach this member: ")
+    for other in others:
+        wait_line(other, f":{lone.peer_port} for 5 s (connection error: ")
