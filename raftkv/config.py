@@ -297,7 +297,7 @@ class ServerConfig:
     audit_log_max_size_bytes: int = 100 * 1024**2
     """Size above which the audit log is rotated; 0: never, or by another program."""
     audit_log_keep: int = 10
-    """Number of rotated audit logs that are kept. Danger: older ones are deleted."""
+    """Number of rotated audit logs that are kept; 0: all. Danger: older ones are deleted."""
     enable_ui: bool = True
     """Serve the dashboard on the client ports, below ``/ui/``."""
     horovod_run: str = ""

@@ -252,7 +252,7 @@ _SETTINGS: Final[tuple[str | tuple[Any, ...], ...]] = (
     ("audit-log", string, "audit log of requests: a file, - or stderr (none)"),
     ("audit-level", string, "requests in the audit log: auth, writes or all (writes)"),
     ("audit-log-max-size", integer, _AUDIT_SIZE, "audit_log_max_size_bytes"),
-    ("audit-log-keep", integer, "number of rotated audit logs to keep (10)"),
+    ("audit-log-keep", integer, "number of rotated audit logs to keep, 0: all (10)"),
     ("host-whitelist", words, "host names allowed in plain HTTP, * for all (all; few on loopback)"),
     ("enable-ui", boolean, "serve the dashboard on the client ports, at /ui/ (true)"),
     "Auth",

@@ -22,7 +22,7 @@ Laws:
 
 Example::
 
-    trail = AuditTrail(AuditFile("audit.log"), member="m1")
+    trail = AuditTrail(open_destination("audit.log", 0, 0), member="m1")
     calls = AuditCalls(trail, Level.WRITES)
     server = Server(limits, calls.http(handler), around=(calls.around, guard.around))
     ...

@@ -4,65 +4,28 @@ The loop queues records. A thread (``logs.handler``) turns them into lines and w
 there are any. When more than ``WAITING_BYTES_MAX`` wait, new records are dropped and counted in a metric; the member
 continues.
 
-Lines go to standard output or error, or to a file that is rotated by size. A file that was moved or deleted is reopened
-before the next lines (so ``logrotate`` needs no signal). Only their owner may read these files.
+Lines go to standard output or error, or to a file that is rotated like the log (``logs.files``). A file that was moved
+or deleted is reopened before the next lines (so ``logrotate`` needs no signal). Only their owner may read these files.
 """
 
 from __future__ import annotations
 
 import logging
-import os
 import time
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Final
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
+from raftkv.config import LogRotation
 from raftkv.server.audit.lines import Record, line, text_of
-from raftkv.server.logs.files import LineFile, LineStream, Output
+from raftkv.server.logs.files import LineFile, LineStream, Output, RotatedFile
 from raftkv.server.logs.handler import LineThread
 
+SUBJECT: Final = "the audit log"
 FILE_MODE: Final = 0o600
-
-
-class AuditFile(LineFile):
-    """A file of lines, with its rotated predecessors: ``FILE.1`` is the youngest.
-
-    Arguments:
-        path: path of the file.
-        max_bytes: size above which the file is rotated; 0: never.
-        keep: number of rotated files to keep.
-
-    Raises:
-        ConfigError: the file cannot be opened; a one-line message for the user.
-    """
-
-    def __init__(self, path: str, max_bytes: int = 0, keep: int = 10) -> None:
-        self._max_bytes = max_bytes
-        self._keep = keep
-        super().__init__(path, "the audit log", FILE_MODE)
-
-    def make_room(self, size_bytes: int) -> None:
-        """Rotate the file if it would become too large."""
-        if self._max_bytes and self.size_bytes and self.size_bytes + size_bytes > self._max_bytes:
-            self._rotate()
-
-    def _rotate(self) -> None:
-        for number in range(self._keep - 1, 0, -1):
-            older, younger = self._rotated(number + 1), self._rotated(number)
-            if younger.exists():
-                os.replace(younger, older)
-        if self._keep:
-            os.replace(self.path, self._rotated(1))
-        else:
-            os.unlink(self.path)
-        self.reopen()
-
-    def _rotated(self, number: int) -> Path:
-        return self.path.with_name(f"{self.path.name}.{number}")
 
 
 def open_destination(name: str, max_bytes: int, keep: int) -> Output:
@@ -70,14 +33,17 @@ def open_destination(name: str, max_bytes: int, keep: int) -> Output:
 
     Arguments:
         name: ``-`` for standard output, ``stderr``, or a file.
-        max_bytes, keep: as in ``AuditFile``.
+        max_bytes: size above which the file is rotated; 0: never.
+        keep: number of rotated files to keep; 0: all.
 
     Raises:
         ConfigError: the file cannot be opened.
     """
     if name in ("-", "stderr"):
         return LineStream(1 if name == "-" else 2)
-    return AuditFile(name, max_bytes, keep)
+    if not max_bytes:
+        return LineFile(name, SUBJECT, FILE_MODE)
+    return RotatedFile(name, LogRotation(maxbackups=keep), SUBJECT, FILE_MODE, max_bytes)
 
 
 _log = logging.getLogger(__name__)

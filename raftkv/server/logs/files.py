@@ -181,19 +181,25 @@ class RotatedFile(LineFile):
     Arguments:
         path: path of the file.
         rotation: when to rotate, and what to do with old files.
+        subject: subject of errors.
+        mode: mode of the file; None: as the process makes files.
+        max_bytes: size above which the file is rotated; 0: as ``rotation`` says.
 
     Raises:
         ConfigError: the file cannot be opened.
     """
 
-    def __init__(self, path: str, rotation: LogRotation) -> None:
+    def __init__(
+        self, path: str, rotation: LogRotation, subject: str = _SUBJECT, mode: int | None = None, max_bytes: int = 0
+    ) -> None:
         self._rotation = rotation
+        self._max_bytes = max_bytes or rotation.size_max_bytes
         self._tidying: threading.Thread | None = None
-        super().__init__(path, _SUBJECT)
+        super().__init__(path, subject, mode)
 
     def make_room(self, size_bytes: int) -> None:
         """Rotate the file if it would become too large."""
-        if self.size_bytes and self.size_bytes + size_bytes > self._rotation.size_max_bytes:
+        if self.size_bytes and self.size_bytes + size_bytes > self._max_bytes:
             os.replace(self.path, self._free_name())
             self.reopen()
             self._begin_to_tidy()

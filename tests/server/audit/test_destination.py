@@ -10,8 +10,7 @@ from pathlib import Path
 import pytest
 
 from raftkv.errors import ConfigError
-from raftkv.server.audit import trail
-from raftkv.server.audit.trail import AuditFile, open_destination
+from raftkv.server.audit.trail import open_destination
 from raftkv.server.logs.files import LineStream
 
 
@@ -23,38 +22,31 @@ def test_only_its_owner_reads_it(tmp_path: Path) -> None:
     path = tmp_path / "audit.log"
     umask = os.umask(0)
     try:
-        file = AuditFile(str(path), max_bytes=10)
+        file = open_destination(str(path), 10, 10)
         file.write(b"first line\n")
         file.write(b"second line\n")
-        assert (mode(path), mode(tmp_path / "audit.log.1")) == (0o600, 0o600)
         file.close()
+        assert [mode(one) for one in tmp_path.iterdir()] == [0o600, 0o600]
     finally:
         os.umask(umask)
     path.chmod(0o644)
-    AuditFile(str(path)).close()
+    open_destination(str(path), 0, 0).close()
     assert mode(path) == 0o600
 
 
 def test_audit_file_rotates_by_size_and_drops_oldest(tmp_path: Path) -> None:
     path = tmp_path / "audit.log"
-    file = AuditFile(str(path), max_bytes=20, keep=2)
-    for number in range(8):
+    for number in range(8):  # each end waits until the older files are deleted
+        file = open_destination(str(path), 20, 2)
         file.write(b"line %04d\n" % number)
-    file.close()
-    assert {one.name: one.read_bytes() for one in tmp_path.iterdir()} == {
-        "audit.log": b"line 0006\nline 0007\n",
-        "audit.log.1": b"line 0004\nline 0005\n",
-        "audit.log.2": b"line 0002\nline 0003\n",
-    }
-    again = AuditFile(str(path), max_bytes=20, keep=0)
-    again.write(b"line 0008\n")
-    again.close()
-    assert path.read_bytes() == b"line 0008\n"
-    assert (tmp_path / "audit.log.1").read_bytes() == b"line 0004\nline 0005\n"
+        file.close()
+    assert path.read_bytes() == b"line 0006\nline 0007\n"
+    older = sorted(one for one in tmp_path.iterdir() if one != path)
+    assert [one.read_bytes() for one in older] == [b"line 0002\nline 0003\n", b"line 0004\nline 0005\n"]
 
 
 def test_audit_file_without_size_never_rotates(tmp_path: Path) -> None:
-    file = AuditFile(str(tmp_path / "a"))
+    file = open_destination(str(tmp_path / "a"), 0, 0)
     file.write(b"x" * 100_000 + b"\n")
     file.write(b"y\n")
     file.close()
@@ -63,7 +55,7 @@ def test_audit_file_without_size_never_rotates(tmp_path: Path) -> None:
 
 def test_moved_or_deleted_file_is_reopened(tmp_path: Path) -> None:
     path = tmp_path / "audit.log"
-    file = AuditFile(str(path))
+    file = open_destination(str(path), 0, 0)
     file.write(b"1\n")
     path.rename(tmp_path / "moved")
     file.write(b"2\n")
@@ -76,7 +68,7 @@ def test_moved_or_deleted_file_is_reopened(tmp_path: Path) -> None:
 def test_non_file_at_the_path_loses_no_line(tmp_path: Path) -> None:
     """The thread of the file meets an error that passes, as of a full disk: another would end its thread for good."""
     path = tmp_path / "audit.log"
-    file = AuditFile(str(path))
+    file = open_destination(str(path), 0, 0)
     file.write(b"1\n")
     for put in (lambda: path.symlink_to("/dev/null"), path.mkdir):
         path.rename(tmp_path / "moved")
@@ -91,7 +83,7 @@ def test_non_file_at_the_path_loses_no_line(tmp_path: Path) -> None:
 
 def test_line_cut_by_a_full_disk_is_completed_later(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "audit.log"
-    file = AuditFile(str(path), max_bytes=1000)
+    file = open_destination(str(path), 1000, 10)
     room = [5]
 
     def write(descriptor: int, data: bytes) -> int:
@@ -102,7 +94,7 @@ def test_line_cut_by_a_full_disk_is_completed_later(tmp_path: Path, monkeypatch:
         return os_write(descriptor, data[:size])
 
     os_write = os.write
-    monkeypatch.setattr(trail.os, "write", write)
+    monkeypatch.setattr(os, "write", write)
     with pytest.raises(OSError, match="No space"):
         file.write(b"first line\n")
     with pytest.raises(OSError, match="No space"):
