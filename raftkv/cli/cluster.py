@@ -149,27 +149,6 @@ class Member(ServerProcess):
         return {"start_new_session": True}
 
 
-@contextlib.contextmanager
-def claimed(ports: Sequence[int]) -> Iterator[None]:
-    """Reserve ports for the block, so that another ``raftkv cluster`` cannot use them before the members listen.
-
-    Arguments:
-        ports: ports of all members.
-
-    Raises:
-        CommandError: another ``raftkv cluster`` has reserved a port.
-    """
-    with contextlib.ExitStack() as stack:
-        for port in set(ports):
-            # An abstract socket name disappears with this process, and is local to a network namespace, like ports.
-            claim = stack.enter_context(socket.socket(socket.AF_UNIX))
-            try:
-                claim.bind(f"\0raftkv-cluster/{port}")
-            except OSError:
-                raise CommandError(f"cannot listen on {HOST}:{port}: another `raftkv cluster` does") from None
-        yield
-
-
 def make_members(directory: Path, client_ports: Sequence[int], peer_ports: Sequence[int]) -> list[Member]:
     """Return members named node1, node2, ... with their data below a directory.
 
@@ -290,13 +269,12 @@ def main(words: Sequence[str]) -> int:
     if parsed is None:
         return SUCCESS
     client_ports, peer_ports = _ports(parsed)
-    with claimed([*client_ports, *peer_ports]):
-        members = make_members(Path(parsed.values["data-dir"]), client_ports, peer_ports)
-        start_all(members, parsed.arguments)
-        try:
-            return asyncio.run(_watch(members))
-        finally:
-            stop_all(members, timeout_s=STOP_TIMEOUT_S)
+    members = make_members(Path(parsed.values["data-dir"]), client_ports, peer_ports)
+    start_all(members, parsed.arguments)
+    try:
+        return asyncio.run(_watch(members))
+    finally:
+        stop_all(members, timeout_s=STOP_TIMEOUT_S)
 
 
 def _ports(parsed: pflag.Parsed) -> tuple[list[int], list[int]]:

@@ -14,9 +14,8 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from raftkv.cli.cluster import Member, claimed, make_table, news
+from raftkv.cli.cluster import Member, make_table, news
 from raftkv.cli.ctl.top import Row
-from raftkv.cli.program import CommandError
 from raftkv.client.local import stop_all
 from tests.cli.runner import run_ctl, run_server
 from tests.procs import data_directory, free_port
@@ -142,15 +141,6 @@ def test_a_file_in_the_place_of_the_directory_is_named(tmp_path):
     ports = (f"--client-ports={free_port()}", f"--peer-ports={free_port()}")
     ran = run_server(["cluster", "--size=1", f"--data-dir={file}", *ports])
     assert (ran.code, ran.errors) == (1, f"raftkv: {file} is not a directory\n")
-
-
-def test_two_that_begin_at_once_do_not_both_take_the_ports():
-    ports = [free_port(), free_port()]
-    text = f"cannot listen on 127.0.0.1:{ports[1]}: another `raftkv cluster` does"
-    with claimed(ports), pytest.raises(CommandError, match=text), claimed([free_port(), ports[1]]):
-        pass  # not listening yet
-    with claimed(ports):
-        pass
 
 
 @pytest.mark.parametrize(
