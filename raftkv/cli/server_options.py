@@ -366,7 +366,7 @@ _ROTATION_FIELDS: Final = {field.name: type(field.default) for field in dataclas
 
 
 def read_rotation(text: str) -> LogRotation:
-    """Parse ``--log-rotation-config-json``, lumberjack's settings as JSON; errors use the texts of etcd and Go.
+    """Parse ``--log-rotation-config-json``, lumberjack's settings as JSON.
 
     Names are case-insensitive, and unknown ones are ignored, as in Go.
 
@@ -376,34 +376,22 @@ def read_rotation(text: str) -> LogRotation:
     Raises:
         ConfigError: the text is malformed.
     """
-    from raftkv.server.gateway.decoder import JsonError, parse_whole
-
     try:
-        document = parse_whole(text)
-    except JsonError as error:
+        document = json.loads(text)
+    except (ValueError, RecursionError) as error:
         raise ConfigError(f"improperly formatted log rotation config: {error}") from None
-    if document is None:
-        return LogRotation()
-    unmarshal = "invalid log rotation config: json: cannot unmarshal"
-    if not isinstance(document, dict):
-        raise ConfigError(f"{unmarshal} {_go_name(document)} into Go value of type embed.logRotationConfig")
+    if document is not None and not isinstance(document, dict):
+        raise ConfigError("invalid log rotation config: want an object, as {}")
     found: dict[str, Any] = {}
-    for name, value in ((name.lower(), value) for name, value in document.items() if value is not None):
-        kind = _ROTATION_FIELDS.get(name)
-        is_number = kind is int and type(value) is int and abs(value) < 10**12
-        if is_number and value < 0:
-            raise ConfigError(f"--log-rotation-config-json: {name} must not be negative (set to {value})")
-        if kind is not None and not is_number and not (kind is bool and isinstance(value, bool)):
-            shown = f"number {value}" if kind is int and _go_name(value) == "number" else _go_name(value)
-            field_name = f"Go struct field logRotationConfig.{name} of type {kind.__name__}"
-            raise ConfigError(f"{unmarshal} {shown} into {field_name}")
-        if kind is not None:
-            found[name] = value
+    for name, value in (document or {}).items():
+        kind = _ROTATION_FIELDS.get(name.lower())
+        if kind is None or value is None:
+            continue
+        if type(value) is not kind or not 0 <= value < 10**12:
+            wanted = "true or false" if kind is bool else "a whole number, 0 or more"
+            raise ConfigError(f"invalid log rotation config: {name} is {json.dumps(value)}; give {wanted}")
+        found[name.lower()] = value
     return LogRotation(**found)
-
-
-def _go_name(value: Any) -> str:
-    return {bool: "bool", str: "string", list: "array", dict: "object"}.get(type(value), "number")
 
 
 ENVIRONMENT_PREFIX = "ETCD_"
