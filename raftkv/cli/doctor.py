@@ -155,6 +155,9 @@ months, so one bad hour is not a failure."""
 QUOTA_WARNING: Final = 0.8
 QUOTA_FAILURE: Final = 0.95
 
+NAME_TROUBLE: Final = ("name resolution", "name or service not known", "no address associated")
+"""Parts of error texts of the resolver."""
+
 
 @dataclass(frozen=True, slots=True)
 class Answer:
@@ -231,6 +234,8 @@ def _advice(answer: Answer) -> str:
     """Return the advice about a member without a status; a running member must not be replaced."""
     if answer.is_refusal:
         return "it runs, but only a permitted user may see its status: give --user root, or --cert and --key of root"
+    if any(words in answer.error for words in NAME_TROUBLE):
+        return "this machine finds no address for the name: correct the name, DNS or /etc/hosts"
     return "start it, open the firewall, or check the TLS flags; if it is lost for good: raftkvctl member replace"
 
 

@@ -89,6 +89,12 @@ def test_an_alarm_for_a_full_disk_is_told_from_one_for_a_full_database(found):
     assert "raftkvctl defrag" in of(found, "alarms").advice
 
 
+@pytest.mark.parametrize("text", ["temporary failure in name resolution", "name or service not known"])
+def test_a_name_without_an_address_is_no_dead_member(found, text):
+    found.answers[2] = Answer("m3:1", error=text)
+    assert of(found, "member at m3:1").advice.endswith("correct the name, DNS or /etc/hosts")
+
+
 def test_leaders(found):
     assert of(found, "leader").figure == "m1 in term 3"
     found.answers[0] = answer(1, leader=2)
