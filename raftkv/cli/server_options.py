@@ -362,7 +362,7 @@ def usage() -> str:
     return "\n".join(lines)
 
 
-_ROTATION_FIELDS: Final = {field.name: type(field.default) for field in dataclasses.fields(LogRotation)}
+_ROTATION_FIELDS: Final[dict[str, Any]] = {field.name: type(field.default) for field in dataclasses.fields(LogRotation)}
 
 
 def read_rotation(text: str) -> LogRotation:
