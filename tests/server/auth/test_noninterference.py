@@ -127,8 +127,8 @@ def _blank(message: Any) -> None:
 
 # -- Alice ----------------------------------------------------------------------------------------------------------
 
-LEASES = {201: 3600, 202: 3600, 203: 9}
-"""Alice's leases, as in ``cases``, and one that ends; TTLs in seconds."""
+LEASES = {201: 3600, 202: 3600, 203: 10, 204: 3600}
+"""Alice's leases, as in ``cases``, one that ends, and one that has no keys until the end; TTLs in seconds."""
 
 
 def story(alice: Party, secrets: Secrets) -> Iterator[None]:
@@ -140,8 +140,10 @@ def story(alice: Party, secrets: Secrets) -> Iterator[None]:
 def _keys(alice: Party, secrets: Secrets) -> Iterator[None]:
     for lease, ttl_s in LEASES.items():
         alice.ask(f"{LEASE}/LeaseGrant", rpc_pb2.LeaseGrantRequest(ID=lease, TTL=ttl_s))
+    hidden = 500 + secrets.more
+    alice.ask(f"{LEASE}/LeaseGrant", rpc_pb2.LeaseGrantRequest(ID=hidden, TTL=3600))
     # At once: a lease without keys is kept alive by any user.
-    for key, lease in ((b"m1", 201), (b"m1x", 202), (b"m/brief", 203)):
+    for key, lease in ((b"m1", 201), (secrets.name, 201), (b"m1x", 202), (b"m/brief", 203), (b"m/hidden", hidden)):
         alice.ask(*put(key, b"first", lease=lease))
     yield
     watching = alice.ask(*watch(b"m", b"n", prev_kv=True, progress_notify=True))
@@ -221,8 +223,9 @@ def _ends(alice: Party, secrets: Secrets) -> Iterator[None]:
     alice.ask(f"{LEASE}/LeaseRevoke", rpc_pb2.LeaseRevokeRequest(ID=201))
     yield
     alice.ask(*get(b"m", b"n"))
-    began = rpc_pb2.PutResponse.FromString(alice.calls[len(LEASES)][1].answers[0])
+    began = rpc_pb2.PutResponse.FromString(alice.calls[len(LEASES) + 1][1].answers[0])
     alice.ask(*get(b"m", b"n", revision=began.header.revision))
+    alice.ask(*put(b"m/late", lease=204))
     yield
 
 
