@@ -5,7 +5,7 @@ This member remembers that for each stream; when the connection of the last such
 leader:
 
     keep-alive with a grace, answered  -> the stream keeps that lease
-    connection of the stream breaks    -> leases that no other stream here keeps are reported
+    connection of the stream breaks    -> leases that no other stream here keeps, by a right of now, are reported
     answer that comes after that       -> nothing: the leader has renewed the lease, which lasts its whole TTL again
     stream ends in any other way       -> forgotten: its client is alive, and may continue elsewhere
 
@@ -63,11 +63,19 @@ class Graces:
     Arguments:
         clock: returns the loop time.
         report: called with leases that should end soon.
+        may_keep: returns whether the user of another stream may still keep the lease alive: any user may keep one
+            without keys, and keys may have been attached since.
     """
 
-    def __init__(self, clock: Callable[[], float], report: Report) -> None:
+    def __init__(
+        self,
+        clock: Callable[[], float],
+        report: Report,
+        may_keep: Callable[[ConnectionLost], bool] = lambda kept: True,
+    ) -> None:
         self._clock = clock
         self._report = report
+        self._may_keep = may_keep
         self._keepers: dict[int, dict[Hashable, ConnectionLost]] = {}
         self._kept: dict[Hashable, tuple[Identity, set[int]]] = {}
         self.shares = Shares(KEPT_MAX)
@@ -126,11 +134,11 @@ class Graces:
         for lease_id in kept:
             keepers = self._keepers[lease_id]
             entry = keepers.pop(stream)
+            if severed and entry.grace_s > 0 and not any(map(self._may_keep, keepers.values())):
+                lost.append(entry)
             if not keepers:
                 del self._keepers[lease_id]
-                lost.append(entry)
-        lost = [entry for entry in lost if entry.grace_s > 0]
-        if severed and lost:
+        if lost:
             self._report(lost)
 
     def lease_ended(self, lease_id: int) -> None:

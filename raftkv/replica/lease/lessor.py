@@ -25,6 +25,7 @@ import random
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from functools import partial
 from typing import Any, Final
 
@@ -575,6 +576,13 @@ class Lessor:
         except errors.StatusError:
             return False
         return True
+
+    def may_keep(self, kept: ConnectionLost) -> bool:
+        """Return whether the user of a stream may keep a lease alive now."""
+        caller = kept.caller
+        if caller is not None:
+            kept = replace(kept, caller=Caller(caller.user, self._auth.revision))
+        return not self._auth.is_enabled or self._may_end(kept)
 
     # -- questions ---------------------------------------------------------------------------------------------------
 

@@ -86,7 +86,7 @@ class LeaseService:
         self._admission = responder.admission
         self.leader_guard = guard
         self._loop = asyncio.get_running_loop()
-        self.graces = Graces(self._loop.time, lessor.connections_lost)
+        self.graces = Graces(self._loop.time, lessor.connections_lost, lessor.may_keep)
         self._listed: WeakValueDictionary[int, _Keys] = WeakValueDictionary()
         self._listed_at = -1
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from raftkv.apply.wire import Caller
 from raftkv.replica.lease.graces import ConnectionLost, Graces
 
 
@@ -13,10 +14,11 @@ class Kept:
     def __init__(self) -> None:
         self.now = 50.0
         self.reported: list[ConnectionLost] = []
-        self.graces = Graces(lambda: self.now, self.reported.extend)
+        self.refused: set[Caller | None] = set()
+        self.graces = Graces(lambda: self.now, self.reported.extend, lambda kept: kept.caller not in self.refused)
 
     def answered(self, stream: str, lease_id: int, grace_ms: int = 100, ttl_s: int = 5, user: bytes = b"") -> None:
-        self.graces.answered(stream, lease_id, grace_ms, ttl_s, identity=user)
+        self.graces.answered(stream, lease_id, grace_ms, ttl_s, Caller(user, 1), user)
 
     def ended(self, stream: str, severed: bool = True) -> list[int]:
         """Leases reported because of it."""
@@ -35,8 +37,8 @@ def test_a_broken_connection_reports_the_leases_with_a_grace() -> None:
     kept.now = 52.0
     assert kept.ended("a") == [1, 3]
     assert sorted(kept.reported, key=lambda one: one.lease_id) == [
-        ConnectionLost(1, 0.1, 50.0),
-        ConnectionLost(3, 0.25, 51.0),
+        ConnectionLost(1, 0.1, 50.0, Caller(b"", 1)),
+        ConnectionLost(3, 0.25, 51.0, Caller(b"", 1)),
     ]
     assert len(kept.graces) == 0
     assert kept.ended("a") == []
@@ -56,6 +58,17 @@ def test_a_lease_that_another_stream_keeps_is_not_reported(others_grace_ms: int)
     kept.answered("b", 1, grace_ms=others_grace_ms)
     assert kept.ended("a") == []
     assert kept.ended("b") == ([1] if others_grace_ms else [])
+
+
+def test_a_stream_whose_user_may_not_keep_the_lease_any_more_does_not_count() -> None:
+    kept = Kept()
+    kept.answered("a", 1, user=b"alice")
+    kept.answered("b", 1, user=b"mallory")
+    kept.refused.add(Caller(b"mallory", 1))
+    assert kept.ended("a") == [1]
+    kept.answered("a", 1, user=b"alice")
+    kept.answered("c", 1, user=b"carol")
+    assert kept.ended("a") == []
 
 
 def test_ended_lease_is_forgotten() -> None:

@@ -219,13 +219,16 @@ def _shared(alice: Party, secrets: Secrets) -> Iterator[None]:
 def _ends(alice: Party, secrets: Secrets) -> Iterator[None]:
     alice.ask(*get(b"m/brief"))
     alice.ask(f"{KV}/DeleteRange", rpc_pb2.DeleteRangeRequest(key=b"m3", range_end=b"n", prev_kv=True))
+    alice.ask(*put(b"m/late", lease=204))
+    kept = alice.ask(*keep_alive(204, disconnect_grace_ms=200))
     yield
+    alice.world.leave(kept, severed=True)
     alice.ask(f"{LEASE}/LeaseRevoke", rpc_pb2.LeaseRevokeRequest(ID=201))
     yield
+    alice.ask(*get(b"m/late"))
     alice.ask(*get(b"m", b"n"))
     began = rpc_pb2.PutResponse.FromString(alice.calls[len(LEASES) + 1][1].answers[0])
     alice.ask(*get(b"m", b"n", revision=began.header.revision))
-    alice.ask(*put(b"m/late", lease=204))
     yield
 
 
@@ -247,6 +250,7 @@ def _aimed() -> Iterator[Ask]:
         yield lock(b"z/lock", lease)
         yield campaign(b"z/election", lease, b"mine")
         yield keep_alive(lease)
+        yield keep_alive(lease, disconnect_grace_ms=60_000)
         yield f"{LEASE}/LeaseGrant", rpc_pb2.LeaseGrantRequest(ID=lease if lease != 999 else 300, TTL=60)
         yield f"{LEASE}/LeaseRevoke", rpc_pb2.LeaseRevokeRequest(ID=lease)
         yield f"{LEASE}/LeaseTimeToLive", rpc_pb2.LeaseTimeToLiveRequest(ID=lease, keys=True)

@@ -390,6 +390,10 @@ class Leases:
     def connections_lost(self, lost: object) -> None:
         """See ``Lessor``."""
 
+    def may_keep(self, kept: object) -> bool:
+        """See ``Lessor``."""
+        return True
+
     async def shorten(self, lost: list[ConnectionLost], *, is_local: bool) -> None:
         """See ``Lessor``."""
         del is_local
