@@ -305,7 +305,7 @@ class Replica:
             quota_bytes=config.quota_bytes,
             # Pages that a compaction freed are reused, so they count as free space.
             size_bytes=partial(attrgetter("backend.size_in_use_bytes"), store),
-            data_dir=config.data_dir,
+            data_dir=str(self.durable.snapshots),
             raise_no_space=space.raise_no_space,
             make_room=space.make_room,
             free_bytes=devices.free_bytes,

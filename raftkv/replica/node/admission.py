@@ -34,6 +34,11 @@ STALENESS_METADATA: Final = b"raftkv-max-staleness-ms"
 _STALENESS_DIGITS_MAX: Final = 15
 _METADATA: Final = frozenset((b"hasleader", b"client-api-version", STALENESS_METADATA))
 
+_RESCUE: Final = (
+    "its data is lost when it stops; if the other members are no quorum, save it first (raftkvctl snapshot save); then "
+    "replace this member"
+)
+
 BARE_HEADERS_MAX: Final = 256
 """Number of remembered header blocks without metadata of ours: a connection uses one object for a header block that
 repeats, so most calls bring a block that was checked already."""
@@ -58,7 +63,7 @@ class Admission:
         max_request_bytes: etcd's max-request-bytes.
         quota_bytes: quota of the database; ``None``: none.
         size_bytes: returns the current size of the database.
-        data_dir: directory whose free disk space is checked.
+        data_dir: directory of the database, whose free disk space is checked.
         raise_no_space: starts the proposal of the alarm, with a reason.
         make_room: deletes files that can be made again; returns whether there were any.
         free_bytes: returns the free disk space of a directory.
@@ -91,6 +96,7 @@ class Admission:
         self._free_bytes = free_bytes
         self.disk_free_bytes = 0
         """Free disk space, as of the last check."""
+        self._trouble = ""
         self.client_versions: dict[tuple[bool, bytes], int] = {}
         """Number of calls by client version in their metadata: whether they are unary, and the version."""
         self.is_learner = False
@@ -106,10 +112,16 @@ class Admission:
 
     def watch_disk(self) -> None:
         """Check the free disk space; called about once a second, because it costs a system call."""
+        trouble = ""
         try:
             self.disk_free_bytes = self._free_bytes(self._data_dir)
+        except FileNotFoundError:
+            trouble = f"{self._data_dir} was deleted under this member: {_RESCUE}"
         except OSError as error:
-            _log.warning("cannot read the free space of the disk: %s", errors.explain(error))
+            trouble = f"cannot read the free space of the disk: {errors.explain(error)}"
+        if trouble and trouble != self._trouble:
+            _log.error(trouble)
+        self._trouble = trouble
 
     def watch_quota(self) -> None:
         """Raise the alarm if writes that entered at other members have filled this one's quota; theirs may be larger.

@@ -209,6 +209,22 @@ def test_much_of_a_log_is_dropped_in_steps(monkeypatch: pytest.MonkeyPatch, name
     cut.store.close()
 
 
+def test_data_deleted_under_a_member_is_told_once(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    room = Room(monkeypatch, tmp_path, 1 << 40, 0)
+
+    def statvfs(path: str) -> None:
+        raise FileNotFoundError(2, "No such file or directory", path)
+
+    monkeypatch.setattr(os, "statvfs", statvfs)
+    for _ in range(3):
+        room.admission.watch_disk()
+    (record,) = caplog.records
+    assert record.getMessage().startswith(f"{tmp_path} was deleted under this member: its data is lost when it stops")
+    assert room.put()
+
+
 @pytest.mark.parametrize("bytes_max", [0, 50_000, 1 << 20, NO_LIMIT])
 def test_message_cost_is_independent_of_log_length(monkeypatch: pytest.MonkeyPatch, bytes_max: int) -> None:
     """A member that is far behind is sent the log in many messages: each must not look at all the rest of it."""
