@@ -307,7 +307,8 @@ def _host_and_port(text: str, host_port: str) -> tuple[str, int]:
     try:
         host, port = split_address(host_port if has_port else f"{host_port.rstrip(':')}:{DEFAULT_CLIENT_PORT}")
     except ValueError:
-        raise ConfigError(f"endpoint {text!r} has no valid host and port") from None
+        hint = ": an IPv6 address stands in brackets" if host_port.count(":") > 1 else ""
+        raise ConfigError(f"endpoint {text!r} has no valid host and port{hint}") from None
     if not host or _CONTROL.search(host) or " " in host:
         raise ConfigError(f"endpoint {text!r} has no host")
     return host.lower(), port

@@ -64,7 +64,7 @@ REFUSED = [
     ("h:99999", _NO_PLACE),
     ("h:" + "9" * 5000, _NO_PLACE),
     ("h:\u0663", _NO_PLACE),
-    ("::1", _NO_PLACE),
+    ("::1", f"{_NO_PLACE}: an IPv6 address stands in brackets"),
     ("[::1", _NO_PLACE),
     ("http://a b:1", "invalid character"),
     ("http://[fe80::1%eth0]:1", "invalid URL escape"),
