@@ -16,7 +16,7 @@ SEEDS_MAX = 200
 
 FIRST_SEEDS = {
     "a generation's claim stands without the generation": 17, "collector beside a changed latest": 22,
-    "commits before the list are passed over": 20, "every old directory is an orphan": 5,
+    "commits before the list are passed over": 29, "every old directory is an orphan": 5,
     "holds asked for beforehand": 221, "no fence in abort": 7, "no fence in commit": 8, "no fence in prepare": 5,
     "numbers given twice": 3, "parent not held": 18, "pin of what is deleted": 4, "prepare without a head": 4,
     "record without latest": 5,
