@@ -7,7 +7,7 @@ import pytest
 from tests.rpc.http2.differential import Differential
 
 FRAMES = 4000
-LONG_FRAMES = 150_000
+LONG_FRAMES = 60_000
 
 
 def _run(is_server: bool, frames: int, seed: int) -> None:
