@@ -19,7 +19,7 @@ from tests.rpc.conftest import Certificates
 WARM_UP = 300
 """Opened before the first look: allocators and caches fill to what they keep."""
 
-GROWTH_MAX_BYTES = 5 * 1024 * 1024
+GROWTH_MAX_BYTES = 2 * 1024 * 1024
 TIMEOUT_S = 90.0
 GREETING = raw.PREFACE + raw.settings() + raw.frame(raw.SETTINGS, raw.ACK, 0)
 RANGE = raw.headers(1, raw.grpc_headers("/etcdserverpb.KV/Range")) + raw.message(
@@ -103,7 +103,7 @@ def tls_failed(target: Target) -> None:
             sock.recv(65_536)
 
 
-KINDS = {h2: 4_000, h2_reset: 4_000, http1: 4_000, rubbish: 4_000, tls: 1_500, tls_failed: 1_500}
+KINDS = {h2: 1_500, h2_reset: 1_500, http1: 1_500, rubbish: 1_500, tls: 700, tls_failed: 700}
 """How many of each: a few KiB that one leaves would show."""
 
 
