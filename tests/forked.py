@@ -37,6 +37,7 @@ from raftkv.storage import failpoints
 ROOT = Path(__file__).resolve().parents[1]
 REQUEST_BYTES_MAX = 1 << 20
 PR_SET_CHILD_SUBREAPER = 36
+_RANKS = ("torch.distributed.run", "tests.torch.checkpoint.ranks", "tests.torch.recovery_rank")
 PROGRAMS = {
     "raftkv": ("raftkv.cli.main", "raftkv.cli.server_options", "raftkv.server.main"),
     "raftkv.cli.ctl": (
@@ -45,13 +46,10 @@ PROGRAMS = {
         "raftkv.cli.bench.check",
         "raftkv.cli.bench.command",
     ),
-    "torch.distributed.run": (
-        "torch.distributed.run",
-        "torch.distributed.elastic.rendezvous",
-        "raftkv.torch.rendezvous",
-    ),
+    **dict.fromkeys(_RANKS, (*_RANKS, "raftkv.torch.rendezvous")),
 }
-"""By the word after ``python -m``: the module of its ``main``, and its imports after parsing the command."""
+"""By the word after ``python -m``: its imports. The first has its ``main``, unless its own module is among them. One
+process forks all programs with the same imports."""
 
 is_used = False
 """Whether programs are forked: in tests (``tests/conftest.py``), not where they are measured."""
@@ -107,9 +105,15 @@ def spawn(
         return subprocess.Popen(
             words, cwd=cwd, env=environment, stdin=source, stdout=output, stderr=errors, start_new_session=is_session
         )
-    told = {"words": words[3:], "cwd": str(cwd), "environment": dict(environment), "is_session": is_session}
+    told = {
+        "program": words[2],
+        "words": words[3:],
+        "cwd": str(cwd),
+        "environment": dict(environment),
+        "is_session": is_session,
+    }
     with _lock:
-        server = _server(words[2])
+        server = _server(PROGRAMS[words[2]])
         # A forked process becomes a child of this one when the process between them has ended.
         _adopt_orphans(True)
         try:
@@ -157,11 +161,11 @@ def _adopt_orphans(is_on: bool) -> None:
 
 
 @functools.cache
-def _server(program: str) -> socket.socket:
+def _server(modules: Sequence[str]) -> socket.socket:
     own, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with its:
         subprocess.Popen(
-            [sys.executable, "-m", "tests.forked", program],
+            [sys.executable, "-m", "tests.forked", *modules],
             cwd=ROOT,
             env={**os.environ, "PYTHONPATH": str(ROOT)},
             stdin=its,
@@ -175,15 +179,15 @@ def _server(program: str) -> socket.socket:
 # --- the process that forks ---------------------------------------------------------------------------------------
 
 
-def serve(program: str) -> bool:
-    """Fork for each request; return True in a forked child, once it resembles a new process, and False at the end."""
+def serve() -> str:
+    """Fork for each request; return the program in a forked child, once it resembles a new process, "" at the end."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the tests
     with socket.socket(fileno=0) as client:
         client.send(b"+")
         while True:
             request, streams, _, _ = socket.recv_fds(client, REQUEST_BYTES_MAX, 3)
             if not request:
-                return False
+                return ""
             made, making = os.pipe()
             between = os.fork()
             if between == 0:
@@ -196,11 +200,10 @@ def serve(program: str) -> bool:
             client.send(os.read(made, 64))
             for descriptor in (*streams, made, making):
                 os.close(descriptor)
-    _become(json.loads(request), program, streams, (made, making))
-    return True
+    return _become(json.loads(request), streams, (made, making))
 
 
-def _become(request: dict[str, Any], program: str, streams: Sequence[int], others: Sequence[int]) -> None:
+def _become(request: dict[str, Any], streams: Sequence[int], others: Sequence[int]) -> str:
     """Give this process, just forked, the state of a new one."""
     for new, stream in enumerate(streams):
         os.dup2(stream, new)
@@ -212,17 +215,22 @@ def _become(request: dict[str, Any], program: str, streams: Sequence[int], other
     os.environ.clear()
     os.environ.update(request["environment"])
     os.chdir(request["cwd"])
-    sys.argv = [program, *request["words"]]
+    sys.argv = [request["program"], *request["words"]]
     failpoints.arm_from(os.environ)
+    return sys.argv[0]
 
 
-def main(program: str) -> int:
-    """Import what a program needs, and fork until the last client is gone."""
-    first, *_ = [importlib.import_module(module) for module in PROGRAMS[program]]
+def main(names: Sequence[str]) -> int:
+    """Import what programs need, and fork until the last client is gone."""
+    modules = {name: importlib.import_module(name) for name in names}
     gc.collect()
     gc.freeze()
-    return first.main() if serve(program) else 0
+    program = serve()
+    if not program:
+        return 0
+    main_module = sys.modules["__main__"] = modules.get(program, modules[names[0]])
+    return main_module.main()
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1]))
+    sys.exit(main(sys.argv[1:]))

@@ -1,6 +1,6 @@
 """A rank of ``test_recovery``: counts steps in a weight, says in JSON what happens to it, stops when a file is there.
 
-python recovery_rank.py ENDPOINTS STOP_FILE
+python -m tests.torch.recovery_rank ENDPOINTS STOP_FILE
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ def tell(**facts) -> None:
     print(json.dumps(facts), flush=True)
 
 
-def main(endpoints: str, stop: Path) -> None:
+def main() -> None:
+    endpoints, stop = sys.argv[1], Path(sys.argv[2])
     torch.set_num_threads(1)
     weight = torch.zeros(1)
     pause = threading.Event()
@@ -51,4 +52,4 @@ def main(endpoints: str, stop: Path) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], Path(sys.argv[2]))
+    main()

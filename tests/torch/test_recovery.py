@@ -7,7 +7,6 @@ import json
 import os
 import queue
 import signal
-import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -29,9 +28,8 @@ from raftkv.errors import ConfigError
 from raftkv.torch import recovery
 from raftkv.torch.interrupt import cut_connections, cut_gloo, gloo_devices
 from raftkv.training import GenerationOver, RunClosed
+from tests import forked
 
-ROOT = Path(__file__).resolve().parents[2]
-RANK = Path(__file__).with_name("recovery_rank.py")
 PATIENCE_S = 90.0
 
 
@@ -39,9 +37,10 @@ class Rank:
     """A rank's process, and where it says that it is."""
 
     def __init__(self, command: list[str]) -> None:
-        self.process = subprocess.Popen(
-            command, stdout=subprocess.PIPE, text=True, cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)}
-        )
+        reading, writing = os.pipe()
+        with open(os.devnull, "rb") as nothing, open(writing, "wb") as output:
+            self.process = forked.spawn(command, (nothing, output, output), environment=os.environ)
+        self.process.stdout = os.fdopen(reading, "rb")
         self.at: dict[str, Any] = {"epoch": 0, "rank": -1}
         self.end: dict[str, Any] = {}
 
@@ -52,7 +51,7 @@ class Job:
     def __init__(self, endpoints: list[str], stop: Path) -> None:
         self.ranks: list[Rank] = []
         self._said: queue.Queue[tuple[Rank, dict[str, Any]]] = queue.Queue()
-        self._command = [sys.executable, "-W", "ignore", str(RANK), ",".join(endpoints), str(stop)]
+        self._command = [sys.executable, "-m", "tests.torch.recovery_rank", ",".join(endpoints), str(stop)]
 
     def start(self, count: int) -> None:
         for _ in range(count):
@@ -88,7 +87,8 @@ class Job:
 
     def _listen(self, rank: Rank) -> None:
         for line in rank.process.stdout or ():
-            self._said.put((rank, json.loads(line)))
+            if line.startswith(b"{"):  # not a warning
+                self._said.put((rank, json.loads(line)))
 
 
 @pytest.fixture

@@ -1,6 +1,6 @@
 """A rank of ``test_two_ranks``: saves, loads and resumes through DCP over gloo, and prints what it found as JSON.
 
-python ranks.py WHAT ENDPOINTS DIRECTORY RENDEZVOUS_FILE RANK WORLD_SIZE
+python -m tests.torch.checkpoint.ranks WHAT ENDPOINTS DIRECTORY RENDEZVOUS_FILE RANK WORLD_SIZE
 """
 
 from __future__ import annotations
@@ -140,7 +140,9 @@ def killed(registry: Registry) -> Any:
     return ["committed"]
 
 
-def main(what: str, endpoints: str, directory: str, rendezvous: str, rank: int, size: int) -> None:
+def main() -> None:
+    what, endpoints, directory, rendezvous, *numbers = sys.argv[1:]
+    rank, size = map(int, numbers)
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
     os.environ["LOCAL_RANK"] = str(rank)
@@ -155,4 +157,4 @@ def main(what: str, endpoints: str, directory: str, rendezvous: str, rank: int, 
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:5], int(sys.argv[5]), int(sys.argv[6]))
+    main()

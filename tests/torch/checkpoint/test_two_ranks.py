@@ -4,38 +4,31 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import raftkv
+from tests import forked
 
-ROOT = Path(__file__).resolve().parents[3]
-RANK = Path(__file__).with_name("ranks.py")
 PATIENCE_S = 150.0
 
 
 def run(what: str, cluster: raftkv.LocalCluster, directory: Path, size: int) -> list[Any]:
     """What each rank found; None: it was killed."""
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "MASTER_ADDR": "127.0.0.1"}
-    command = [sys.executable, str(RANK), what, ",".join(cluster.endpoints), str(directory / "job")]
-    meeting = str(directory / f"{what}-{size}")
-    ranks = [
-        subprocess.Popen(
-            [*command, meeting, str(rank), str(size)], stdout=subprocess.PIPE, text=True, cwd=ROOT, env=environment
-        )
-        for rank in range(size)
-    ]
-    try:
-        said = [rank.communicate(timeout=PATIENCE_S)[0] for rank in ranks]
-    finally:
-        for rank in ranks:
-            rank.kill()
-            rank.wait()
-    return [json.loads(lines.splitlines()[-1]) if lines else None for lines in said]
+    words = [sys.executable, "-m", "tests.torch.checkpoint.ranks", what, ",".join(cluster.endpoints)]
+    words += [str(directory / "job"), str(directory / f"{what}-{size}")]
+    environment = {**os.environ, "MASTER_ADDR": "127.0.0.1"}
+
+    def said_by(rank: int) -> Any:
+        done = forked.run([*words, str(rank), str(size)], environment=environment, timeout_s=PATIENCE_S)
+        return json.loads(done.stdout.splitlines()[-1]) if done.stdout else None
+
+    with ThreadPoolExecutor(size) as ranks:
+        return list(ranks.map(said_by, range(size)))
 
 
 @pytest.mark.long

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import pytest
 
 import raftkv
+from tests import forked
 from tests.training.tcpstore.tcpstore_client import gateway
 
 if TYPE_CHECKING:
@@ -45,7 +46,7 @@ def _agent(port: int, directory: Path, name: str) -> subprocess.Popen[bytes]:
     # With the store shared, torch 2.13 does not recover from the loss of a worker, gateway or not.
     environment = {**os.environ, "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1", "OMP_NUM_THREADS": "1"}
     with (directory / f"{name}.log").open("wb") as log:
-        return subprocess.Popen(command, env=environment, stdout=log, stderr=subprocess.STDOUT)
+        return forked.start(command, cwd=directory, environment=environment, log=log)
 
 
 def _lines(directory: Path) -> list[Line]:
