@@ -369,11 +369,17 @@ class Roster:
 
     def changes(self, members: Sequence[Member]) -> tuple[tuple[int, ...], tuple[tuple[int, Member], ...]] | None:
         """Return the places of leaving members, and the new members with theirs; None: the order of others changes."""
-        stay = set(self.members) & set(members)
-        if [member for member in self.members if member in stay] != [member for member in members if member in stay]:
-            return None
-        left = tuple(place for place, member in enumerate(self.members) if member not in stay)
-        return left, tuple((place, member) for place, member in enumerate(members) if member not in stay)
+        added, stay, last = [], set[int](), -1
+        for place, member in enumerate(members):
+            before = self.places.get(member.id)
+            if before is None or self.members[before] != member:
+                added.append((place, member))
+            elif before < last:
+                return None
+            else:
+                last = before
+                stay.add(before)
+        return tuple(place for place in range(len(self.members)) if place not in stay), tuple(added)
 
 
 def _mark(member: Member) -> bytes:
