@@ -123,13 +123,13 @@ class Record:
 
     def plain(self) -> dict[str, Any]:
         """Return the record as a JSON object, without fields that have their default."""
-        found = {}
-        for attribute, name, _, default, *_ in _layout(type(self)):
+        found, spoken = {}, self.SPOKEN
+        for attribute, name, _, default, usual, _, _ in _layout(type(self)):
             value = getattr(self, attribute)
-            if attribute in self.SPOKEN:
+            if attribute in spoken:
                 value = value[:SPOKEN_MAX].encode(errors="replace").decode()
             if value != default:
-                found[name] = _plain(value)
+                found[name] = value if usual is str else _plain(value)
         return found
 
     @classmethod
