@@ -277,7 +277,7 @@ class Attempt:
         head = self._keys.head.encode()
 
         def is_decided(items: Items) -> bool:
-            for key in [key for key in wanted if key in items]:  # read while others still prepare
+            for key in wanted.keys() & items.keys():  # read while others still prepare
                 rank = wanted.pop(key)
                 parts[rank] = self._part(rank, items[key])
             return not wanted or head not in items

@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections import ChainMap
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -254,7 +253,10 @@ class Watching:
     @property
     def items(self) -> Items:
         """The keys as far as they are known."""
-        return ChainMap(*(copy.items for copy in self._copies))
+        found: dict[bytes, KeyValue] = {}
+        for copy in self._copies:
+            found |= copy.items
+        return found
 
     @property
     def why_over(self) -> str | None:
