@@ -104,7 +104,7 @@ class Archiver(Collector):
         self._marked_index = -1
         self._segment = wal.open_segment
         self._segment_since = time.monotonic()
-        self._gaps = self._archived = self._failures = 0
+        self._gaps = self._failures = 0
         self._failing_since: float | None = None
         wal.keep(self._progress.next_sequence)
 
@@ -197,7 +197,6 @@ class Archiver(Collector):
                 await self._store(marks)
             await self._store(self._directory / str(name))
             await self._check(name)
-            self._archived += 1
             self._progress.note(name.sequence + 1)
             self._wal.keep(name.sequence + 1)
             remove_unneeded(marks)
@@ -256,7 +255,6 @@ class Archiver(Collector):
     def collect(self) -> Iterator[Metric]:
         """Yield all metric families."""
         counters = {
-            "raftkv_wal_archived": ("Segments archived.", self._archived),
             "raftkv_wal_archive_failures": ("Attempts to archive a segment that failed.", self._failures),
             "raftkv_wal_archive_gaps": (
                 "Times that segments were deleted unarchived, or archived damaged.",

@@ -136,7 +136,6 @@ def _state(node: Node, installer: Installer, quota_bytes: int) -> Iterator[Metri
             "1 if the server is applying the incoming snapshot. 0 if none.",
             installer.is_installing,
         ),
-        ("raftkv_raft_term", "The present term of Raft.", node.term),
     )
 
 

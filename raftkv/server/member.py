@@ -362,7 +362,7 @@ class Member:
         yield from durations([("disk_backend_snapshot", text, self._snapshot_service.durations)])
         yield from call_metrics(self._client_server, replica.admission)
         yield from peer_metrics(self._durable.member_id, transport, self._peer_service)
-        yield from auth_metrics(replica.applier.auth, self._users)
+        yield from auth_metrics(replica.applier.auth)
         yield from health_metrics(self._http)
         yield from budget_metrics(self._answers, servers, self.node, replica.hub, replica.admission, transport)
 

@@ -225,13 +225,10 @@ class QueueMetrics(Collector):
         yield from _gauges("raftkv_run_cluster", _CLUSTER, rows, {(name,): view for name, view in self.views.items()})
         text = "Place of a run that waits for slots, from 1; 0: it cannot be served."
         places = GaugeMetricFamily("raftkv_run_queue_place", text, labels=("cluster", "run"))
-        text = "How often others were served that came behind a waiting run."
-        passed = GaugeMetricFamily("raftkv_run_queue_passed", text, labels=("cluster", "run"))
         for cluster, view in self.views.items():
             for waiting in view.queue:
                 places.add_metric((cluster, waiting.run), waiting.place)
-                passed.add_metric((cluster, waiting.run), waiting.passed)
-        yield from (places, passed)
+        yield places
 
 
 # -- runs -----------------------------------------------------------------------------------------------------------

@@ -15,7 +15,7 @@ import time
 from collections.abc import Iterator
 from typing import Final
 
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+from prometheus_client.core import CounterMetricFamily
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
@@ -91,12 +91,8 @@ class AuditTrail(LineThread[Record], Collector):
             _log.error("stopped with %d lines of the audit log unwritten: they are lost", lost)
 
     def collect(self) -> Iterator[Metric]:
-        """Yield the numbers of written and dropped lines, and the waiting bytes."""
-        written, dropped = float(self.written), float(self.dropped)
-        yield CounterMetricFamily("raftkv_audit_lines", "Lines written to the audit log.", written)
-        yield CounterMetricFamily("raftkv_audit_dropped_lines", "Lines that the audit log lacks.", dropped)
-        waiting = float(self.waiting_bytes)
-        yield GaugeMetricFamily("raftkv_audit_waiting_bytes", "What waits to be written to the audit log.", waiting)
+        """Yield the number of dropped lines."""
+        yield CounterMetricFamily("raftkv_audit_dropped_lines", "Lines that the audit log lacks.", float(self.dropped))
 
     def _gap_record(self, missing: int) -> Record:
         return Record(time.time(), "dropped", request=text_of({"lines": missing}))

@@ -28,7 +28,6 @@ from raftkv.rpc.server.router import CallCounts, Kind
 from raftkv.rpc.server.server import Server
 from raftkv.rpc.server.stream import StreamCall
 from raftkv.rpc.status import Code
-from raftkv.server.auth.users import Users
 from raftkv.server.http.routes import HttpService
 
 _LABELS: Final = ("grpc_method", "grpc_service", "grpc_type")
@@ -186,22 +185,13 @@ def _family(name: str, text: str, counts: Counted, value: Callable[[CallCounts],
     return counter(f"grpc_server_{name}_total", text, {labels: value(one) for labels, one in counts.items()}, _LABELS)
 
 
-def auth_metrics(auth: AuthStore, users: Users) -> Iterator[Metric]:
-    """Yield the metrics of users, and of what they have at this member.
+def auth_metrics(auth: AuthStore) -> Iterator[Metric]:
+    """Yield the metrics of users and roles.
 
     Arguments:
         auth: applied users and roles.
-        users: authentication of the member.
     """
-    yield from gauges(
-        ("etcd_debugging_auth_revision", "The current revision of auth store.", auth.revision),
-        ("raftkv_auth_enabled", "Whether calls need a user.", auth.is_enabled),
-        ("raftkv_auth_users", "Users that exist.", len(auth.users)),
-        ("raftkv_auth_roles", "Roles that exist.", len(auth.roles)),
-        ("raftkv_auth_tokens", "Tokens that went through the log and have not ended.", len(users.tokens)),
-        ("raftkv_auth_live_calls", "Calls that last and are looked at again when users change.", len(users.live)),
-        ("raftkv_auth_waiting_passwords", "Passwords that wait to be hashed or compared.", users.passwords.waiting),
-    )
+    yield from gauges(("etcd_debugging_auth_revision", "The current revision of auth store.", auth.revision))
 
 
 def health_metrics(http: HttpService) -> Iterator[Metric]:
