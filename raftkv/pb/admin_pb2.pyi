@@ -101,20 +101,6 @@ class Limit(_message.Message):
     watches_max: int
     def __init__(self, kind: _Optional[str] = ..., name: _Optional[bytes] = ..., requests_per_s: _Optional[int] = ..., requests_burst: _Optional[int] = ..., bytes_per_s: _Optional[int] = ..., bytes_burst: _Optional[int] = ..., watches_max: _Optional[int] = ...) -> None: ...
 
-class Use(_message.Message):
-    __slots__ = ("identity", "requests", "bytes", "refused", "watches")
-    IDENTITY_FIELD_NUMBER: _ClassVar[int]
-    REQUESTS_FIELD_NUMBER: _ClassVar[int]
-    BYTES_FIELD_NUMBER: _ClassVar[int]
-    REFUSED_FIELD_NUMBER: _ClassVar[int]
-    WATCHES_FIELD_NUMBER: _ClassVar[int]
-    identity: str
-    requests: int
-    bytes: int
-    refused: int
-    watches: int
-    def __init__(self, identity: _Optional[str] = ..., requests: _Optional[int] = ..., bytes: _Optional[int] = ..., refused: _Optional[int] = ..., watches: _Optional[int] = ...) -> None: ...
-
 class LimitSetRequest(_message.Message):
     __slots__ = ("limit",)
     LIMIT_FIELD_NUMBER: _ClassVar[int]
@@ -132,11 +118,9 @@ class LimitListRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class LimitListResponse(_message.Message):
-    __slots__ = ("header", "limits", "uses")
+    __slots__ = ("header", "limits")
     HEADER_FIELD_NUMBER: _ClassVar[int]
     LIMITS_FIELD_NUMBER: _ClassVar[int]
-    USES_FIELD_NUMBER: _ClassVar[int]
     header: _rpc_pb2.ResponseHeader
     limits: _containers.RepeatedCompositeFieldContainer[Limit]
-    uses: _containers.RepeatedCompositeFieldContainer[Use]
-    def __init__(self, header: _Optional[_Union[_rpc_pb2.ResponseHeader, _Mapping]] = ..., limits: _Optional[_Iterable[_Union[Limit, _Mapping]]] = ..., uses: _Optional[_Iterable[_Union[Use, _Mapping]]] = ...) -> None: ...
+    def __init__(self, header: _Optional[_Union[_rpc_pb2.ResponseHeader, _Mapping]] = ..., limits: _Optional[_Iterable[_Union[Limit, _Mapping]]] = ...) -> None: ...

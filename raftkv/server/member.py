@@ -297,7 +297,7 @@ class Member:
             durable.store, durable.backend, replica.damaged, lambda call: responder.check_again(call, Rights.check_root)
         )
         self._snapshot_service.register(server)
-        QuotaService(responder, replica.throttle).register(server)
+        QuotaService(responder).register(server)
         health.register(server)
         self._users.serve(server, responder)
         gateway.serve(server)

@@ -48,7 +48,7 @@ class Responder:
 async def test_one_entry_counts_at_a_time_however_many_quotas_are_set() -> None:
     """Each call began a count of its own: eight callers kept all members from applying puts for 7 s."""
     responder = Responder()
-    QuotaService(cast(Any, responder), cast(Any, None)).register(cast(Any, None))
+    QuotaService(cast(Any, responder)).register(cast(Any, None))
     call = SimpleNamespace(caller=None, identity="address 10.0.0.1")
 
     async def set_(number: int) -> None:

@@ -234,16 +234,6 @@ def quota_limits(invocation: Invocation) -> None:
     _show_limits(invocation, methods.LIMIT_LIST, admin_pb2.LimitListRequest())
 
 
-def quota_uses(invocation: Invocation) -> None:
-    """Print the identities that have used the asked member most since limits were set."""
-    session, as_json = open_library(invocation)
-    uses = session.call(methods.LIMIT_LIST, admin_pb2.LimitListRequest()).uses
-    rows = [{"identity": one.identity, **{name: getattr(one, name) for name in _USE_NAMES}} for one in uses]
-    _show(as_json, rows, _USE_HEADER, [[printable(str(each)) for each in row.values()] for row in rows])
-
-
-_USE_NAMES = ("requests", "bytes", "refused", "watches")
-_USE_HEADER = ["identity", *_USE_NAMES]
 _LIMIT_HEADER = ["of", "requests/s", "burst", "bytes/s", "burst", "watches"]
 _LIMIT_NAMES = ("requests_per_s", "requests_burst", "bytes_per_s", "bytes_burst", "watches_max")
 

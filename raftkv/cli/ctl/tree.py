@@ -402,7 +402,6 @@ prefix, or each: every identity without a limit of its own. Keep-alives and call
     quota.leaf("limit", "KIND [NAME]", limited, _LIMIT_FLAGS, limits).like("user alice --requests=100 --bytes=1MiB")
     quota.leaf("unlimit", "KIND [NAME]", "Remove a limit of requests").like("user alice")
     quota.leaf("limits", "", "Print all limits of requests")
-    quota.leaf("uses", "", "Print the identities that used most of the member that answers")
 
 
 _SIGNALS = "SIGTERM,SIGINT,SIGHUP,SIGQUIT"

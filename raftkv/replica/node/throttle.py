@@ -25,7 +25,6 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from heapq import nlargest
 from math import ceil
 from typing import Any, Final, TypeVar
 
@@ -105,15 +104,6 @@ class Bucket:
         return f"{limit.kind} {limit.name.decode('utf-8', 'backslashreplace')}".rstrip() + f": {text}"
 
 
-class Use:
-    """The use of one identity."""
-
-    __slots__ = ("refused", "requests", "size_bytes")
-
-    def __init__(self) -> None:
-        self.requests = self.refused = self.size_bytes = 0
-
-
 class Throttle:
     """Enforces the limits of a cluster on one member.
 
@@ -123,9 +113,6 @@ class Throttle:
         clock: returns the loop time.
         watch_counts: open watches by queue (``shares.queue_of``).
         attach: called with this object while there are limits, otherwise with ``None``.
-
-    Attributes:
-        uses: use by queue; the one idle for longest is the first.
     """
 
     def __init__(
@@ -149,7 +136,6 @@ class Throttle:
         self._prefixes: dict[bytes, Bucket] = {}
         self._prefix_lengths: tuple[int, ...] = ()
         self._has_roles = False
-        self.uses: OrderedDict[Identity, Use] = OrderedDict()
         limits.on_change.append(self._reload)
         self._reload()
 
@@ -167,8 +153,6 @@ class Throttle:
         self._prefix_lengths = tuple(sorted(set(map(len, self._prefixes))))
         self._has_roles = any(kind == ROLE for kind, _ in found)
         self._attach(self if found else None)
-        if not found:
-            self.uses.clear()
 
     # -- requests ----------------------------------------------------------------------------------------------------
 
@@ -189,25 +173,19 @@ class Throttle:
         if isinstance(call.observer, _Answer):
             call.observer.admit(self._of_keys(request), size_bytes)
             return
-        use, buckets = self._take(call, size_bytes, request)
-        call.observer = _Answer(self, call, use, buckets, call.observer)
+        call.observer = _Answer(self, call, self._take(call, size_bytes, request), call.observer)
 
-    def _take(self, call: ServerCall, size_bytes: int, request: Any) -> tuple[Use, list[Bucket]]:
-        queue = queue_of_call(call)
-        use = self._use(queue)
-        buckets = [*self._of(queue), *self._of_keys(request)]
-        self.take(use, buckets, size_bytes)
-        use.requests += 1
-        use.size_bytes += size_bytes
-        return use, buckets
+    def _take(self, call: ServerCall, size_bytes: int, request: Any) -> list[Bucket]:
+        buckets = [*self._of(queue_of_call(call)), *self._of_keys(request)]
+        self.take(buckets, size_bytes)
+        return buckets
 
-    def take(self, use: Use, buckets: list[Bucket], size_bytes: int) -> None:
+    def take(self, buckets: list[Bucket], size_bytes: int) -> None:
         """Count a request in all buckets, or in none of them. Raises LimitedError."""
         now = self._clock()
         for bucket in buckets:
             wait_s = bucket.wait_s(now)
             if wait_s > ROUNDING_S:
-                use.refused += 1
                 raise errors.LimitedError(bucket.name(), ceil((wait_s - ROUNDING_S / 2) * 1000))
         for bucket in buckets:
             bucket.take(now, 1, size_bytes)
@@ -217,10 +195,9 @@ class Throttle:
         if isinstance(call.observer, _Answer):
             call.observer.size_bytes = size_bytes
 
-    def charge(self, use: Use, buckets: list[Bucket], size_bytes: int) -> None:
+    def charge(self, buckets: list[Bucket], size_bytes: int) -> None:
         """Count bytes of an admitted call, such as its response."""
         now = self._clock()
-        use.size_bytes += size_bytes
         for bucket in buckets:
             bucket.take(now, 0, size_bytes)
 
@@ -230,7 +207,6 @@ class Throttle:
         for bucket in self._of(queue):
             most = bucket.limit.watches_max
             if most and self._watches(bucket.limit, queue) >= most:
-                self._use(queue).refused += 1
                 return f"{errors.LimitedError.text} (raftkv: {name_of(queue)} may have {most} watches of this member)"
         try:
             self._take(call, len(key), wire.PlainGet(key, False))
@@ -241,8 +217,7 @@ class Throttle:
 
     def charge_events(self, identity: Identity, size_bytes: int) -> None:
         """Count the bytes of events sent to an identity."""
-        queue = queue_of(identity)
-        self.charge(self._use(queue), list(self._of(queue)), size_bytes)
+        self.charge(list(self._of(queue_of(identity))), size_bytes)
 
     def _watches(self, limit: admin_pb2.Limit, queue: Identity) -> int:
         if limit.kind != ROLE:
@@ -268,26 +243,7 @@ class Throttle:
                 if role in self._watches_of_role:
                     self._watches_of_role[role] += more
 
-    # -- figures -----------------------------------------------------------------------------------------------------
-
-    def most(self, count: int = 20) -> list[admin_pb2.Use]:
-        """Return the use of the identities with the most bytes, in descending order."""
-        chosen = nlargest(count, self.uses.items(), key=lambda item: (item[1].size_bytes, item[1].requests))
-        return [
-            admin_pb2.Use(
-                identity=name_of(queue),
-                requests=use.requests,
-                bytes=use.size_bytes,
-                refused=use.refused,
-                watches=self._watch_counts.get(queue, 0),
-            )
-            for queue, use in chosen
-        ]
-
     # -- who -----------------------------------------------------------------------------------------------------------
-
-    def _use(self, queue: Identity) -> Use:
-        return _recent(self.uses, queue, Use)
 
     def _of(self, queue: Identity) -> Iterator[Bucket]:
         """Yield the buckets of an identity, and of its roles."""
@@ -318,14 +274,11 @@ class Throttle:
 class _Answer:
     """Charges the response of one call when it is made, and calls the earlier observer of the call."""
 
-    __slots__ = ("_before", "_buckets", "_call", "_throttle", "_use", "size_bytes")
+    __slots__ = ("_before", "_buckets", "_call", "_throttle", "size_bytes")
 
-    def __init__(
-        self, throttle: Throttle, call: ServerCall, use: Use, buckets: list[Bucket], before: Observer | None
-    ) -> None:
+    def __init__(self, throttle: Throttle, call: ServerCall, buckets: list[Bucket], before: Observer | None) -> None:
         self._call = call  # the call drops its reference to this when it ends
         self._throttle = throttle
-        self._use = use
         self._buckets = buckets
         self._before = before
         self.size_bytes = 0
@@ -333,12 +286,12 @@ class _Answer:
     def admit(self, buckets: list[Bucket], size_bytes: int) -> None:
         """Count further bytes of the call, and the call in further buckets. Raises LimitedError."""
         new = [bucket for bucket in buckets if bucket not in self._buckets]
-        self._throttle.take(self._use, new, size_bytes)
-        self._throttle.charge(self._use, self._buckets, size_bytes)
+        self._throttle.take(new, size_bytes)
+        self._throttle.charge(self._buckets, size_bytes)
         self._buckets += new
 
     def __call__(self, code: int, answer: bytes) -> None:
-        self._throttle.charge(self._use, self._buckets, max(self.size_bytes, self._call.sent_bytes, len(answer)))
+        self._throttle.charge(self._buckets, max(self.size_bytes, self._call.sent_bytes, len(answer)))
         if self._before is not None:
             self._before(code, answer)
 

@@ -24,7 +24,6 @@ from raftkv.apply.quotas import COUNT_ON, REMOVE
 from raftkv.apply.wire import Caller, Kind
 from raftkv.pb import admin_pb2
 from raftkv.pb.services import SERVICES
-from raftkv.replica.node.throttle import Throttle
 from raftkv.rpc.server.calls import UnaryCall
 from raftkv.rpc.server.server import Server
 from raftkv.rpc.shares import Identity, identity_of
@@ -42,11 +41,9 @@ class QuotaService:
 
     Arguments:
         responder: shared parts of the member.
-        throttle: knows what each identity has used here.
     """
 
-    def __init__(self, responder: Responder, throttle: Throttle) -> None:
-        self._throttle = throttle
+    def __init__(self, responder: Responder) -> None:
         self._responder = responder
         self._uncounted: dict[bytes, tuple[Caller | None, Identity]] = {}
         """Prefixes whose keys are to be counted, and who set their quotas last."""
@@ -88,10 +85,9 @@ class QuotaService:
         return self._responder.present_header()
 
     async def _list_limits(self, _request: admin_pb2.LimitListRequest, call: UnaryCall) -> bytes:
-        """Return all limits, and the identities that used most of this member."""
+        """Return all limits."""
         self._responder.check_again(call, Rights.check_root)
-        known = self._responder.applier.limits.messages()
-        return self._responder.answer(admin_pb2.LimitListResponse(limits=known, uses=self._throttle.most()))
+        return self._responder.answer(admin_pb2.LimitListResponse(limits=self._responder.applier.limits.messages()))
 
     async def _propose(self, call: UnaryCall, request: admin_pb2.QuotaSetRequest) -> bytes:
         return self._responder.present_header() + await self._apply(request, call.caller, identity_of(call))

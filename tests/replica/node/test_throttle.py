@@ -81,7 +81,6 @@ def test_call_counts_once_however_often_it_is_admitted() -> None:
     assert world.wait_ms(call) == 0
     for _ in range(3):
         world.throttle.admit(call, 10, rpc_pb2.PutRequest(key=b"a/1"))
-    assert world.throttle.most()[0].requests == 1
     assert world.wait_ms(call_of(b"bob"), 0, rpc_pb2.PutRequest(key=b"a/2")) == 1000, "the prefix counts as well"
 
 
@@ -91,7 +90,6 @@ def test_bytes_count_of_each_request_within_a_call() -> None:
     call = call_of(b"a", path="/v3electionpb.Election/Campaign")
     assert world.wait_ms(call) == 0
     world.throttle.admit(call, 3000, rpc_pb2.PutRequest(key=b"k"))
-    assert world.throttle.most()[0].bytes == 3000
     assert world.wait_ms(call_of(b"a")) == 2000
 
 
@@ -115,7 +113,6 @@ def test_events_are_charged_to_the_identity_that_watches() -> None:
     world.throttle.charge_events(b"a", 300)
     assert world.wait_ms(call_of(b"a")) == 2000
     assert world.wait_ms(call_of(b"b")) == 0
-    assert world.throttle.most()[0].bytes == 300
 
 
 @given(st.integers(1, 50), st.integers(1, 20), st.lists(st.tuples(st.floats(0, 2), st.integers(1, 10)), max_size=30))
@@ -155,10 +152,6 @@ def test_bytes_of_requests_and_answers_count_and_none_is_too_large() -> None:
     world.throttle.note_pieces(late, 3_000)
     late.observer(0, b"head")
     assert world.wait_ms(call_of(b"alice")) == 3_000
-    assert [(use.identity, use.requests, use.bytes, use.refused) for use in world.throttle.most()] == [
-        ("user alice", 2, 9_000, 2),
-        ("user bob", 1, 0, 0),
-    ]
 
 
 def test_earlier_observer_of_call_is_notified() -> None:
@@ -241,7 +234,6 @@ def test_operators_are_never_limited_and_a_change_counts_at_once() -> None:
     for name in (b"a", b"b"):
         world.limits.execute(limit("user", name))
     assert world.attached is None
-    assert world.throttle.most() == []
 
 
 def test_watches_are_counted_by_user_and_role() -> None:
@@ -294,7 +286,6 @@ def test_identities_by_the_million_take_bounded_memory() -> None:
     world = World(limit("each", requests_per_s=1))
     for number in range(2 * IDENTITIES_MAX):
         assert world.wait_ms(call_of(b"%d" % number)) == 0
-    assert len(world.throttle.uses) == IDENTITIES_MAX
     assert world.wait_ms(call_of(b"%d" % (2 * IDENTITIES_MAX - 1))) == 1000
     assert world.wait_ms(call_of(b"0")) == 0
 

@@ -396,7 +396,7 @@ WAITING: dict[str, tuple[Any, Change]] = {
 async def test_answer_that_waited_shows_nothing_of_after_the_right(world: World, method: str) -> None:
     """For a quorum, or its turn among long reads; and the look at all calls has not come to this one."""
     world.user("carol", role="root")
-    QuotaService(world.responder, cast(Any, None)).register(cast(Any, world.registry))
+    QuotaService(world.responder).register(cast(Any, world.registry))
     world.node.on_applied.remove(world.users.live.applied)
     slices: Slices = world.responder.slices
     jobs = [slices.run(_endless, lambda error: None, 0, b"%d" % number) for number in range(2 * SHORT_ACTIVE_MAX)]

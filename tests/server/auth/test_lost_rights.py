@@ -172,7 +172,7 @@ def populate(world: World) -> None:
     moved.update(committed=9, moved_to=0, conf_state=SimpleNamespace(voters=(2, 3), learners=()))
     moved["transfer_leader"] = lambda target: moved.update(moved_to=target, leader=target)
     server = cast(Any, world.registry)
-    QuotaService(responder, cast(Any, SimpleNamespace(most=list))).register(server)
+    QuotaService(responder).register(server)
     server.unary("/etcdserverpb.Cluster/MemberList", ClusterService(responder, cast(Any, None)).member_list)
     hashes = Hashes(world.machine.store, 2, lambda error: None)
     MaintenanceService(responder, world.machine.store, 0, cast(Any, Defragmenter()), hashes).register(server)
