@@ -9,11 +9,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import fcntl
 import hashlib
 import os
 import stat
-from collections.abc import AsyncIterable, Callable, Iterable, Iterator
+from collections.abc import AsyncIterable, Callable, Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, Final, NamedTuple
@@ -75,89 +74,25 @@ async def save(
     """
     target = _target(to)
     part = target.with_name(target.name + ".part")
-    with _alone(part) as file:
-        try:
+    try:
+        part.unlink(missing_ok=True)  # left by a killed program, or made by a user who would read what is written to it
+        descriptor = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    except OSError as error:
+        raise _failed(f"could not open {part}", error) from None
+    try:
+        with os.fdopen(descriptor, "wb") as file:
             saved = await _receive(messages, file, target, on_progress)
             file.flush()
-            await asyncio.to_thread(os.fsync, file.fileno())
-        except OSError as error:
-            raise _failed(f"could not write snapshot to {part}", error) from None
-        try:
-            os.replace(part, target)
-            await asyncio.to_thread(_sync_directory, target)
-        except OSError as error:
-            raise _failed(f"could not rename {part} to {target}", error) from None
+            await asyncio.to_thread(os.fsync, descriptor)
+            if not os.path.samestat(os.fstat(descriptor), os.stat(part)):
+                raise StorageError(f"could not write snapshot to {part} (another snapshot is being saved there)")
+        os.replace(part, target)
+        await asyncio.to_thread(_sync_directory, target)
+    except OSError as error:
+        raise _failed(f"could not write snapshot to {part}", error) from None
+    finally:
+        part.unlink(missing_ok=True)
     return saved
-
-
-@contextlib.contextmanager
-def _alone(part: Path) -> Iterator[BinaryIO]:
-    """Create a file and lock it for the block; remove it if the block fails.
-
-    Raises:
-        StorageError: the file cannot be opened, or another process writes to it.
-    """
-    file = _locked(part)
-    try:
-        yield file
-    except BaseException:
-        if _has_name(file.fileno(), part):
-            part.unlink(missing_ok=True)
-        raise
-    finally:
-        # Data that a full disk did not take would fail here a second time.
-        with contextlib.suppress(OSError):
-            file.close()
-
-
-def _locked(part: Path) -> BinaryIO:
-    """Create a private file and lock it."""
-    while True:
-        try:
-            _remove_left(part)
-            descriptor = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-        except FileExistsError:
-            continue  # another process was faster
-        except OSError as error:
-            raise _failed(f"could not open {part}", error) from None
-        _lock(descriptor, part)
-        if _has_name(descriptor, part):
-            return os.fdopen(descriptor, "wb")
-        os.close(descriptor)
-
-
-def _remove_left(part: Path) -> None:
-    """Remove a file that no process is writing to: another user may have made it, to read what is written to it."""
-    try:
-        # A symbolic link is refused: another program may need it.
-        descriptor = os.open(part, os.O_WRONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
-    except FileNotFoundError:
-        return
-    _lock(descriptor, part)
-    try:
-        # The last holder of the lock may have renamed the file; it then has another name.
-        if _has_name(descriptor, part):
-            part.unlink(missing_ok=True)
-    finally:
-        os.close(descriptor)
-
-
-def _lock(descriptor: int, part: Path) -> None:
-    """Lock an open file, if its file system has locks; close it if another process has locked it."""
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        os.close(descriptor)
-        raise StorageError(f"could not open {part} (another snapshot is being saved there)") from None
-    except OSError:
-        pass
-
-
-def _has_name(descriptor: int, path: Path) -> bool:
-    try:
-        return os.path.samestat(os.fstat(descriptor), os.lstat(path))
-    except OSError:
-        return False
 
 
 def _target(to: str | os.PathLike[str]) -> Path:

@@ -82,8 +82,7 @@ def test_a_place_that_cannot_be_written(tmp_path: Path, monkeypatch: pytest.Monk
         asyncio.run(save(sent(WHOLE), tmp_path / "file"))
     (tmp_path / "elsewhere").write_bytes(b"of somebody else")
     (tmp_path / "led.part").symlink_to(tmp_path / "elsewhere")
-    with pytest.raises(StorageError, match=r"^could not open .*/led.part \(too many levels of symbolic links\)$"):
-        asyncio.run(save(sent(WHOLE), tmp_path / "led"))
+    asyncio.run(save(sent(WHOLE), tmp_path / "led"))
     assert (tmp_path / "elsewhere").read_bytes() == b"of somebody else"
 
     def full(descriptor: int) -> None:
@@ -111,7 +110,7 @@ def test_file_that_another_has_open_gets_no_snapshot(tmp_path: Path) -> None:
     assert (tmp_path / "file").read_bytes() == DATA + hashlib.sha256(DATA).digest()
 
 
-def test_one_process_at_a_time_saves_to_a_file(tmp_path: Path) -> None:
+def test_of_two_that_save_to_a_file_at_once_one_succeeds(tmp_path: Path) -> None:
     """Two processes wrote into one file: the first finished, then the other overwrote it."""
     path, later = tmp_path / "file", DATA[::-1] * 2
     others = messages([later[:32768], later[32768:], hashlib.sha256(later).digest()])
@@ -128,15 +127,11 @@ def test_one_process_at_a_time_saves_to_a_file(tmp_path: Path) -> None:
 
         first = asyncio.ensure_future(save(slow(), path))
         await begun.wait()
-        try:
-            with pytest.raises(StorageError, match=r"^could not open .*/file\.part \(another snapshot is being saved"):
-                await save(sent(others), path)
-        finally:
-            end.set()
+        await save(sent(others), path)
+        end.set()
+        with pytest.raises(StorageError, match=r"^could not write snapshot to .*/file\.part \("):
             await first
 
     asyncio.run(both())
-    assert path.read_bytes() == DATA + hashlib.sha256(DATA).digest()
-    assert list(tmp_path.iterdir()) == [path]
-    asyncio.run(save(sent(others), path))
     assert path.read_bytes() == later + hashlib.sha256(later).digest()
+    assert list(tmp_path.iterdir()) == [path]
