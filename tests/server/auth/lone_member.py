@@ -66,7 +66,7 @@ class _Served(Member):
             *(watches, leases, LockService(recipe), ElectionService(recipe, guard)),
             ClusterService(responder, replica.changes),
             MaintenanceService(responder, replica.store, 0, replica.defragmenter, replica.hashes),
-            QuotaService(responder, replica.throttle),
+            QuotaService(responder),
         ):
             service.register(server)
         self.users.serve(server, responder)
