@@ -1,4 +1,4 @@
-"""Two users of one member: what one does changes no answer to the other, and shows nothing of the other.
+"""Two users of one cluster: what one does changes no answer to the other, and shows nothing of the other.
 
 Alice plays a fixed story. Mallory, who has all rights to keys of her own and none to Alice's, makes the requests of a
 long table in between. Alice hears what she hears without Mallory, apart from revisions and times. And what Mallory
@@ -23,7 +23,7 @@ from raftkv.pb.services import SERVICES
 from raftkv.replica.node.proposals import PROPOSAL_BYTES
 from raftkv.server.auth import simple_tokens
 from tests.server.auth.cases import cases
-from tests.server.auth.lone_member import LoneMember
+from tests.server.auth.members import Members
 from tests.server.auth.test_lost_rights import OF_ROOT
 from tests.server.auth.world import Call
 
@@ -86,14 +86,15 @@ def keep_alive(lease: int, **more: int) -> Ask:
 class Party:
     """A user of the member, and all its calls."""
 
-    def __init__(self, world: LoneMember, name: str) -> None:
+    def __init__(self, world: Members, name: str, at: int = 0) -> None:
         self.world = world
+        self.at = at
         self.token = world.token(name)
         self.calls: list[tuple[Ask, Call]] = []
 
     def ask(self, method: str, request: Any) -> Call:
         """Begin a call."""
-        call = self.world.start(method, request, self.token)
+        call = self.world.start(method, request, self.token, at=self.at)
         self.calls.append(((method, request), call))
         return call
 
@@ -324,14 +325,14 @@ ROWS: list[Row] = [
 
 
 def _hold_watches(mallory: Party) -> None:
-    mallory.world.member.replica.hub.shares.limit = 30_000
+    mallory.world.replica.hub.shares.limit = 30_000
     stream = mallory.ask(*watch(b"z"))
     for _ in range(50):
         mallory.world.ask(stream, watch(b"z", b"{")[1])
 
 
 def _hold_leases(mallory: Party) -> None:
-    mallory.world.member.replica.lessor.granters.shares.limit = 40
+    mallory.world.replica.lessor.granters.shares.limit = 40
     for number in range(50):
         mallory.ask(f"{LEASE}/LeaseGrant", rpc_pb2.LeaseGrantRequest(ID=1000 + number, TTL=3600))
 
@@ -360,7 +361,11 @@ HOLDS = (_hold_watches, _hold_leases, _hold_proposals, _hold_tokens, _hold_queue
 
 
 def play(
-    secrets: Secrets, rows: list[Row], gaps: int = 1, hold: Row = lambda mallory: None
+    secrets: Secrets,
+    rows: list[Row],
+    gaps: int = 1,
+    hold: Row = lambda mallory: None,
+    places: tuple[int, int] = (0, 0),
 ) -> tuple[Party, Party, int]:
     """Play Alice's story with Mallory's rows in its gaps; returns both parties, and the number of gaps.
 
@@ -369,12 +374,13 @@ def play(
         rows: what Mallory does, some of it in each gap.
         gaps: their number, as returned by a play without rows.
         hold: what Mallory does at the moment of each of Alice's steps, before her.
+        places: the members that Alice and Mallory ask, of three; 0, 0: the only one.
     """
-    world = LoneMember()
+    world = Members(3 if any(places) else 1)
     world.user("alice", ("READWRITE", b"m", b"n"))
     world.user("mallory", ("READWRITE", b"z", b"{"))
     world.enable()
-    alice, mallory, root = Party(world, "alice"), Party(world, "mallory"), Party(world, "root")
+    alice, mallory, root = Party(world, "alice", places[0]), Party(world, "mallory", places[1]), Party(world, "root")
     root.ask("raftkvpb.Admin/QuotaSet", admin_pb2.QuotaSetRequest(prefix=b"m/quota", keys_max=3))
     limit = admin_pb2.Limit(kind="prefix", name=b"m/limit", requests_per_s=1, requests_burst=3)
     root.ask("raftkvpb.Admin/LimitSet", admin_pb2.LimitSetRequest(limit=limit))
@@ -401,13 +407,23 @@ def differences(found: Party, expected: Party) -> list[str]:
 
 
 @pytest.mark.interpreted  # its member is made of parts that simulators replace
-@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.long) for seed in range(1, 8))])
-def test_what_one_user_does_changes_and_shows_nothing_of_another(seed: int) -> None:
+@pytest.mark.parametrize(
+    ("seed", "places"),
+    [
+        (0, (0, 0)),
+        *(pytest.param(seed, (0, 0), marks=pytest.mark.long) for seed in range(1, 6)),
+        *(
+            pytest.param(6 + number, places, marks=pytest.mark.long)
+            for number, places in enumerate(((0, 1), (1, 0), (1, 1), (1, 2)))
+        ),
+    ],
+)
+def test_what_one_user_does_changes_and_shows_nothing_of_another(seed: int, places: tuple[int, int]) -> None:
     rows = random.Random(seed).sample(ROWS, len(ROWS))
     heard: list[Party] = []
     for secrets in SECRETS:
-        alone, _, gaps = play(secrets, [])
-        alice, mallory, _ = play(secrets, rows, gaps)
+        alone, _, gaps = play(secrets, [], places=places)
+        alice, mallory, _ = play(secrets, rows, gaps, places=places)
         assert differences(alice, alone) == []
         heard.append(mallory)
     print(f"{len(heard[0].calls)} calls of Mallory in {gaps} gaps")

@@ -1,10 +1,10 @@
-"""A whole member without sockets, on virtual time: the production replica, the guard and all services of clients.
+"""Whole members without sockets, on virtual time: the production replica, the guard and all services of clients.
 
-world = LoneMember()
+world = Members(3)
 world.user("alice", ("READWRITE", b"a", b"b"))
 world.enable()
-call = world.start("etcdserverpb.KV/Put", request, world.token("alice"))
-world.wait(0.1)                                     # seconds of virtual time
+call = world.start("etcdserverpb.KV/Put", request, world.token("alice"), at=1)   # 0: the leader
+world.wait(0.1)                                                                  # seconds of virtual time
 """
 
 from __future__ import annotations
@@ -15,9 +15,11 @@ from typing import Any, cast
 from raftkv.apply.wire import MEMBER
 from raftkv.config import ServerConfig
 from raftkv.replica.replica import Replica
+from raftkv.server.auth.simple_tokens import digest_of
 from raftkv.server.auth.users import Users
 from raftkv.server.maintenance.quotas import QuotaService
 from raftkv.server.maintenance.service import MaintenanceService
+from raftkv.server.peer.service import PeerService
 from raftkv.server.recipes.election import ElectionService
 from raftkv.server.recipes.local_client import Recipe
 from raftkv.server.recipes.lock import LockService
@@ -28,12 +30,12 @@ from raftkv.server.services.responder import Responder
 from raftkv.server.streams.lease import LeaseService
 from raftkv.server.streams.watch import WatchService
 from tests.server.auth.world import PASSWORD_COST, Call, Registry, World
+from tests.sim.assembly import CLUSTER_ID
 from tests.sim.clients.users import Unheard
 from tests.sim.cluster import Cluster, ClusterParameters
+from tests.sim.devices.calls import Handlers
 from tests.sim.journal import stream
 from tests.sim.member import Member
-
-MEMBER_ID = 1
 
 
 class Unchecked:
@@ -51,57 +53,69 @@ class _Served(Member):
     def _serve(self, replica: Replica) -> None:
         node, guard = replica.node, replica.leader_guard
         responder = Responder(node, replica.applier, replica.header, replica.admission, replica.versions.check_capable)
-        self.responder = responder
         self.users = Users(ServerConfig(bcrypt_cost=PASSWORD_COST), replica.applier, node, responder.slices)
         self.registry = Registry(self.users.guard.around)
         server, live = cast(Any, self.registry), self.users.live
-        recipe = self.recipe = Recipe(responder, replica.hub, replica.lessor)
-        leases = self.leases = LeaseService(responder, replica.lessor, guard, self.cork, live)
+        recipe = Recipe(responder, replica.hub, replica.lessor)
+        leases = LeaseService(responder, replica.lessor, guard, self.cork, live)
         watches = WatchService(
             replica.hub, replica.admission, guard, live, fragment_bytes=1 << 20, progress_interval_s=600
         )
+        members = ClusterService(responder, replica.changes)
         for service in (
             KVService(responder, 128),
             RangeStreamService(responder, 1 << 20),
-            *(watches, leases, LockService(recipe), ElectionService(recipe, guard)),
-            ClusterService(responder, replica.changes),
+            *(watches, leases, LockService(recipe), ElectionService(recipe, guard), members),
             MaintenanceService(responder, replica.store, 0, replica.defragmenter, replica.hashes),
             QuotaService(responder),
         ):
             service.register(server)
         self.users.serve(server, responder)
+        self.handlers = Handlers()
+        nothing: Any = None
+        for_members = {**leases.for_members(), **members.for_members()}
+        PeerService(
+            CLUSTER_ID, self.id, replica.membership, node.receive, nothing, for_members, nothing
+        ).register(cast(Any, self.handlers))  # fmt: skip
         replica.connect(graces=leases.graces, check_rights=live.applied, forget_tokens=self.users.tokens.forget_all)
         replica.start()
         self.loop.create_task(replica.housekeeping.run())
         self.loop.create_task(self._serve_clients())
 
 
-class _Alone(Cluster):
-    """A cluster of that member."""
+class _Cluster(Cluster):
+    """A cluster of such members."""
 
     def _boot(self, voters: tuple[int, ...]) -> None:
         self.checkers = cast(Any, Unchecked())
         super()._boot(voters)
 
     def _make(self, id: int) -> Member:
-        member = _Served(self, id, stream(self.seed, "member"), self.parameters.member.tick_s)
-        self.members[id] = member
+        member = self.members[id] = _Served(self, id, stream(self.seed, f"member {id}"), self.parameters.member.tick_s)
         return member
 
 
-class LoneMember(World):
-    """See the module."""
+class Members(World):
+    """See the module.
 
-    def __init__(self) -> None:
+    Attributes:
+        members: the leader, and the others.
+    """
+
+    def __init__(self, count: int = 1) -> None:
         self._tokens = 0
-        self.cluster = _Alone(0, ClusterParameters(1, is_managed=True))
-        self.member = member = cast(_Served, self.cluster.members[MEMBER_ID])
+        self.cluster = _Cluster(0, ClusterParameters(count, is_managed=True))
         self.wait(5.0)
-        self.node = cast(Any, member.node)
-        self.applier = member.applier
+        found = cast(list[_Served], list(self.cluster.members.values()))
+        self.members = sorted(found, key=lambda member: not member.is_leader())
+        leader = self.members[0]
+        self.node, self.replica = cast(Any, leader.node), leader.replica
+        self.applier, self.users = leader.applier, leader.users
         self.auth = self.applier.auth
-        self.users, self.registry = member.users, member.registry
-        self._register_others()
+        self._calls: dict[Call, _Served] = {}
+        for member in self.members:
+            self.registry = member.registry
+            self._register_others()
 
     def wait(self, seconds: float) -> None:
         """Let time pass."""
@@ -109,27 +123,38 @@ class LoneMember(World):
 
     def entry(self, kind: int, body: bytes) -> None:
         """See ``World``."""
-        self._enter(partial(self.node.submit, kind, body, Unheard(), MEMBER))
+        self._enter(self.members[0], partial(self.node.submit, kind, body, Unheard(), MEMBER))
         self.wait(0.05)
 
-    def start(self, method: str, request: Any, token: str | None = None, **more: Any) -> Call:
+    def token(self, name: str) -> str:
         """See ``World``."""
-        return cast(Call, self._enter(partial(super().start, method, request, token, **more)))
+        token = super().token(name)
+        for member in self.members[1:]:
+            member.users.granted(name.encode(), digest_of(token.partition(".")[0].encode()), 0)
+        return token
+
+    def start(self, method: str, request: Any, token: str | None = None, *, at: int = 0, **more: Any) -> Call:
+        """Begin a call at a member."""
+        member = self.members[at]
+        self.registry = member.registry
+        call = cast(Call, self._enter(member, partial(super().start, method, request, token, **more)))
+        self._calls[call] = member
+        return call
 
     def ask(self, call: Call, request: Any) -> None:
         """Send a further request on a stream."""
-        self._enter(partial(call.ask, request))
+        self._enter(self._calls[call], partial(call.ask, request))
 
     def leave(self, call: Call, *, severed: bool = False) -> None:
         """End a call as its client does, or break its connection."""
         call.severed = severed
-        self._enter(partial(call.fail, 1))
+        self._enter(self._calls[call], partial(call.fail, 1))
         if call.task is not None:
-            self._enter(call.task.cancel)
+            self._enter(self._calls[call], call.task.cancel)
 
-    def _enter(self, action: Any) -> Any:
+    def _enter(self, member: Member, action: Any) -> Any:
         with self.cluster._process():
-            return self.member.loop.enter(action)
+            return member.loop.enter(action)
 
     def close(self) -> None:
         """End everything."""
