@@ -25,10 +25,11 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from email.utils import parsedate_to_datetime
 from enum import IntEnum
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -155,6 +156,9 @@ months, so one bad hour is not a failure."""
 QUOTA_WARNING: Final = 0.8
 QUOTA_FAILURE: Final = 0.95
 
+TLS_TROUBLE: Final = ("certificate", "TLS", "closed the connection before its HTTP/2 settings came")
+"""Parts of error texts of a running member that refuses the connection; the last one means plain text on a TLS port."""
+
 NAME_TROUBLE: Final = ("name resolution", "name or service not known", "no address associated")
 """Parts of error texts of the resolver."""
 
@@ -171,6 +175,7 @@ class Answer:
         program: its program, e.g. ``raftkv/0.2.0``; empty: unknown.
         fsync_p99_ms: 99th percentile of its syncs since it started; None: unknown.
         busiest: the user (certificate, network) that used most of its time in the last whole minute, and the share.
+        metrics: its metrics by name, summed over labels; empty: unknown.
     """
 
     endpoint: str
@@ -181,6 +186,7 @@ class Answer:
     program: str = ""
     fsync_p99_ms: float | None = None
     busiest: tuple[str, float] | None = None
+    metrics: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def member_id(self) -> int:
@@ -208,13 +214,28 @@ class Picture:
         """Return the status of each member that answered, by endpoint."""
         return {answer.endpoint: answer.status for answer in self.answers if answer.status is not None}
 
+    @property
+    def voters(self) -> tuple[int, int]:
+        """Return the number of voters that answered, and of all."""
+        voters = {member.ID for member in self.members if not member.isLearner}
+        return len(voters & {answer.member_id for answer in self.answers}), len(voters)
+
+    @property
+    def has_quorum(self) -> bool:
+        """Whether the members can be changed, as far as is known."""
+        there, voters = self.voters
+        return not voters or 2 * there > voters
+
 
 def judge(picture: Picture) -> Iterator[Finding]:
     """Yield the findings about a cluster."""
     yield from _members(picture)
     if not picture.statuses:
         return
-    for look in (_quorum, _leader, _versions, _alarms, _lag):
+    if two := _clusters(picture):
+        yield two  # what follows compares the members of one cluster
+        return
+    for look in (_copies, _quorum, _leader, _versions, _alarms, _damage, _lag, _data):
         yield look(picture)
     yield from _space(picture)
     for look in (_clocks, _disks, _shares):
@@ -230,46 +251,91 @@ def _place(endpoint: str) -> str:
     return parse_endpoints([endpoint])[0].target
 
 
-def _advice(answer: Answer) -> str:
+def _advice(picture: Picture, answer: Answer) -> str:
     """Return the advice about a member without a status; a running member must not be replaced."""
     if answer.is_refusal:
         return "it runs, but only a permitted user may see its status: give --user root, or --cert and --key of root"
+    if any(words in answer.error for words in TLS_TROUBLE):
+        return "it runs, but TLS failed: check https://, --cacert, --cert, --key; raftkv certs list shows expired ones"
     if any(words in answer.error for words in NAME_TROUBLE):
         return "this machine finds no address for the name: correct the name, DNS or /etc/hosts"
-    return "start it, open the firewall, or check the TLS flags; if it is lost for good: raftkvctl member replace"
+    listed = {_place(url) for member in picture.members for url in member.clientURLs}
+    if listed and _place(answer.endpoint) not in listed:
+        return "start it, or open the firewall; no member lists this URL: if its member was removed, leave the URL out"
+    rest = "; if it is lost for good: raftkvctl member replace" if picture.has_quorum else ""
+    return f"start it, or open the firewall{rest}"
 
 
 def _members(picture: Picture) -> Iterator[Finding]:
     for answer in picture.answers:
         if answer.status is None:
-            yield failure(f"member at {answer.endpoint}", answer.error, _advice(answer))
+            yield failure(f"member at {answer.endpoint}", answer.error, _advice(picture, answer))
         else:
             yield ok(f"member at {answer.endpoint}", _name(picture, answer.member_id))
     for member in picture.members:
         if not member.clientURLs:
-            advice = "start it with --initial-cluster-state existing, or remove it: raftkvctl member remove"
+            rest = ", or remove it: raftkvctl member remove" if picture.has_quorum else ""
+            advice = f"start it with --initial-cluster-state existing{rest}"
             yield warning(f"member {member.ID:x}", "added, but never started", advice)
 
 
+def _clusters(picture: Picture) -> Finding | None:
+    """Return a failure if the endpoints are members of different clusters."""
+    found: dict[int, list[str]] = {}
+    for endpoint, status in picture.statuses.items():
+        found.setdefault(status.header.cluster_id, []).append(endpoint)
+    if len(found) == 1:
+        return None
+    figure = "; ".join(f"{cluster_id:x} at {', '.join(endpoints)}" for cluster_id, endpoints in found.items())
+    advice = (
+        "name the endpoints of one; if all should be members of one, the fewer were restored or founded alone: stop "
+        "them, remove their data, and let them join (raftkvctl member remove, raftkv join)"
+    )
+    return failure("cluster", f"members of {len(found)} clusters answer: {figure}", advice)
+
+
+def _copies(picture: Picture) -> Finding:
+    """Detect two processes with the data of one member, for example on a copied machine; not one at two endpoints."""
+    processes: dict[int, dict[float, str]] = {}
+    for answer in picture.answers:
+        if (started_s := answer.metrics.get("process_start_time_seconds")) is not None:
+            processes.setdefault(answer.member_id, {}).setdefault(started_s, answer.endpoint)
+    for member_id, endpoints in processes.items():
+        if len(endpoints) > 1:
+            figure = f"two processes run as {_name(picture, member_id)}, at {' and '.join(endpoints.values())}"
+            advice = (
+                "stop the one at an address that raftkvctl member list does not show, and delete its copy of the data"
+            )
+            return failure("members", figure, advice)
+    return ok("members", f"{len(processes)} answer, each from one process")
+
+
 def _quorum(picture: Picture) -> Finding:
-    voters = {member.ID for member in picture.members if not member.isLearner}
+    there, voters = picture.voters
     if not voters:
         return skipped("quorum", picture.error or "no member returned the member list")
-    there = len(voters & {answer.member_id for answer in picture.answers})
-    quorum = len(voters) // 2 + 1
-    figure = f"{there} of {len(voters)} voters answer, a quorum is {quorum}"
+    quorum = voters // 2 + 1
+    figure = f"{there} of {voters} voters answer, a quorum is {quorum}"
     rest = "if members are lost for good: --force-new-cluster (docs, 'Lost quorum')"
     return assess(
         "quorum",
         figure,
         (there < quorum, failure, f"start members until a quorum answers; {rest}"),
-        (len(voters) == 1, warning, "if its disk fails, the data is lost: add members with raftkv join"),
+        (voters == 1, warning, "if its disk fails, the data is lost: add members with raftkv join"),
         (there == quorum, warning, "one more failure stops writes: start the missing members, or replace them"),
     )
 
 
 def _leader(picture: Picture) -> Finding:
     leader, *others = sorted({status.leader for status in picture.statuses.values()}, reverse=True)
+    if others == [0]:
+        lost = (_name(picture, one.member_id) for one in picture.answers if one.status and not one.status.leader)
+        return warning(
+            "leader",
+            f"{', '.join(lost)} knows no leader; the others follow {_name(picture, leader)}",
+            "run this again; if it stays so, the others do not reach it: compare its --initial-advertise-peer-urls "
+            "with raftkvctl member list, and check the firewall",
+        )
     if others:
         return warning(
             "leader",
@@ -307,6 +373,31 @@ def _alarms(picture: Picture) -> Finding:
     return failure("alarms", figure, advice)
 
 
+def _damage(picture: Picture) -> Finding:
+    """Repeat what a member knows of losses: a damaged one continues while the others have no quorum without it."""
+    subject = "losses"
+    for name, allowed, level, what, advice in _LOSSES:
+        found = [answer for answer in picture.answers if answer.metrics.get(name, 0.0) > allowed]
+        if found:
+            return level(subject, f"{what}: {', '.join(_name(picture, one.member_id) for one in found)}", advice)
+    if not any(answer.metrics for answer in picture.answers):
+        return skipped(subject, "no member shows its metrics")
+    return ok(subject, "no damaged database, no gap in an archive or audit log")
+
+
+_LOSSES: Final = (
+    ("raftkv_database_damaged", 0, failure, "the database is damaged",
+     "its log names the damage; start the other members or add one (raftkv join), then replace this one"),
+    ("raftkv_wal_archive_gaps_total", 0, warning, "segments of the log were deleted before they were archived",
+     "its log says why; take a backup now, because no restore reaches a point in the gap"),
+    ("raftkv_wal_archive_waiting", 2, warning, "segments of the log wait for the archive",
+     "its log says why; free space in the archive, or repair --wal-archive-command"),
+    ("raftkv_audit_dropped_lines_total", 0, warning, "the audit log lacks lines",
+     "free space on the disk of --audit-log, or give it a faster one"),
+)  # fmt: skip
+"""Metrics of losses, the worst first: name, largest harmless value, level, figure and advice."""
+
+
 def _lag(picture: Picture) -> Finding:
     newest = max(status.raftIndex for status in picture.statuses.values())
     lags = {endpoint: newest - status.raftAppliedIndex for endpoint, status in picture.statuses.items()}
@@ -314,6 +405,26 @@ def _lag(picture: Picture) -> Finding:
     if lag > LAG_MAX:
         return warning("lag", f"{lag} entries at {endpoint}", "its disk, CPU or network is too slow")
     return ok("lag", f"{lag} entries at most")
+
+
+def _data(picture: Picture) -> Finding:
+    """Compare revisions: a revision is a function of the applied entries, equal on all members, and never decreases."""
+    subject = "same data"
+    stands = sorted(
+        (answer.status.raftAppliedIndex, answer.status.header.revision, _name(picture, answer.member_id))
+        for answer in picture.answers
+        if answer.status is not None and answer.program.startswith("raftkv/")  # etcd reads its figures one by one
+    )
+    for (applied, revision, name), (later, other, whose) in pairwise(stands):
+        if revision > other or (applied == later and revision != other):
+            further = f"{whose} has {other}" if applied == later else f"at entry {later} {whose} has {other}"
+            figure = f"at entry {applied} {name} has revision {revision}, {further}"
+            advice = (
+                "find the member that differs (raftkvctl endpoint hashkv --cluster), remove it, then add it again "
+                "without data"
+            )
+            return failure(subject, figure, advice)
+    return ok(subject, "revisions agree with the applied entries")
 
 
 def _space(picture: Picture) -> Iterator[Finding]:
@@ -646,23 +757,26 @@ async def _ask_member(core: Core, endpoint: str) -> Answer:
         is_refusal = isinstance(error, StatusError) and error.code in _REFUSALS
         return Answer(endpoint, error=str(error), is_refusal=is_refusal)
     program, clock_s = await asyncio.to_thread(_ask_http, core, endpoint)
+    fsync_ms, metrics = await asyncio.to_thread(_ask_metrics, core, endpoint)
     return Answer(
         endpoint,
         status=status,
         clock_s=clock_s,
         program=program,
-        fsync_p99_ms=await asyncio.to_thread(_ask_fsync_ms, core, endpoint),
+        fsync_p99_ms=fsync_ms,
         busiest=await _ask_busiest(core, endpoint),
+        metrics=metrics,
     )
 
 
-def _ask_fsync_ms(core: Core, endpoint: str) -> float | None:
-    """Return the 99th percentile of a member's syncs in ms; None: unknown."""
+def _ask_metrics(core: Core, endpoint: str) -> tuple[float | None, dict[str, float]]:
+    """Return the 99th percentile of a member's syncs in ms, and its metrics by name; None and empty: unknown."""
     try:
-        seconds = top.quantile(top.fetch_text(endpoint, core.options.tls, TIMEOUT_S), _FSYNC, 0.99, FIGURES_MIN)
+        text = top.fetch_text(endpoint, core.options.tls, TIMEOUT_S)
+        seconds, metrics = top.quantile(text, _FSYNC, 0.99, FIGURES_MIN), top.sums(text)
     except (OSError, ValueError):
-        return None
-    return None if seconds is None else seconds * 1000
+        return None, {}
+    return None if seconds is None else seconds * 1000, metrics
 
 
 async def _ask_busiest(core: Core, endpoint: str) -> tuple[str, float] | None:

@@ -10,6 +10,7 @@ from raftkv.cli.doctor import LAG_MAX, Answer, Finding, Level, Picture, at_most,
 from raftkv.pb import rpc_pb2
 
 GIB = 1024**3
+STARTED = "process_start_time_seconds"
 
 
 def status(member_id: int, **fields) -> rpc_pb2.StatusResponse:
@@ -22,6 +23,7 @@ def answer(member_id: int, **fields) -> Answer:
         "clock_s": (-0.6, 0.5),
         "fsync_p99_ms": 2.0,
         "busiest": ("user alice", 0.5),
+        "metrics": {"raftkv_database_damaged": 0.0},
     }
     return Answer(f"m{member_id}:1", status(member_id, **fields), program="raftkv/0.2.0", **measured)
 
@@ -87,6 +89,38 @@ def test_an_alarm_for_a_full_disk_is_told_from_one_for_a_full_database(found):
     assert "free space" in of(found, "alarms").advice
     found.answers[1] = answer(2, dbSize=2 * GIB)
     assert "raftkvctl defrag" in of(found, "alarms").advice
+
+
+def test_an_endpoint_that_no_member_lists_is_not_to_be_replaced(found):
+    found.answers.append(Answer("gone:1", error="connection refused"))
+    assert "leave the URL out" in of(found, "member at gone:1").advice
+    assert "member replace" in of(picture(silent=1), "member at m3:1").advice
+
+
+@pytest.mark.parametrize(
+    ("metric", "value", "level", "advice"),
+    [
+        ("raftkv_database_damaged", 1.0, Level.FAILURE, "then replace this one"),
+        ("raftkv_wal_archive_gaps_total", 1.0, Level.WARNING, "take a backup now"),
+        ("raftkv_wal_archive_waiting", 3.0, Level.WARNING, "free space in the archive"),
+        ("raftkv_wal_archive_waiting", 2.0, Level.OK, ""),
+        ("raftkv_audit_dropped_lines_total", 1.0, Level.WARNING, "--audit-log"),
+    ],
+)
+def test_losses_that_a_member_knows_of(found: Picture, metric: str, value: float, level: Level, advice: str):
+    found.answers[1] = replace(found.answers[1], metrics={metric: value})
+    loss = of(found, "losses")
+    assert loss.level is level
+    assert advice in loss.advice
+    assert level is Level.OK or loss.figure.endswith(": m2")
+
+
+def test_nothing_is_advised_that_needs_the_missing_quorum():
+    found = picture(silent=2)
+    del found.members[2].clientURLs[:]
+    advice = [of(found, subject).advice for subject in ("member at m2:1", "member 3", "quorum")]
+    assert not any(word in text for text in advice for word in ("replace", "remove"))
+    assert "--force-new-cluster" in advice[2]
 
 
 @pytest.mark.parametrize("text", ["temporary failure in name resolution", "name or service not known"])
@@ -164,6 +198,10 @@ def test_a_member_that_never_started_is_named(found):
     ("silent", "advice"),
     [
         (Answer("a:1", error="connection refused"), "member replace"),
+        (Answer("a:1", error="certificate verify failed: certificate has expired"), "TLS failed"),
+        (Answer("a:1", error="the other end requires a certificate, and none was shown"), "TLS failed"),
+        (Answer("a:1", error="the other end does not speak TLS"), "TLS failed"),
+        (Answer("a:1", error="transport: a:1 closed the connection before its HTTP/2 settings came"), "https://"),
         (Answer("a:1", error="etcdserver: permission denied", is_refusal=True), "--user root"),
     ],
 )
@@ -183,3 +221,53 @@ def test_no_answer_at_all_is_no_guess():
 def test_limits_of_a_figure():
     kinds = [at_most("x", value, "ms", warning=10, failure=100, advice="a").level for value in (9, 10, 99, 100)]
     assert kinds == [Level.OK, Level.WARNING, Level.WARNING, Level.FAILURE]
+
+
+def test_members_that_differ_after_the_same_entries_are_found(found):
+    """A revision is a function of the applied entries: one member had applied some of them twice."""
+    for at, (applied, revision) in enumerate([(18, 7), (18, 12), (17, 7)]):
+        found.answers[at] = answer(at + 1, raftIndex=18, raftAppliedIndex=applied)
+        found.answers[at].status.header.revision = revision
+    assert of(found, "same data").level is Level.FAILURE
+    assert of(found, "same data").figure == "at entry 18 m1 has revision 7, m2 has 12"
+    found.answers[1].status.header.revision = 7
+    assert of(found, "same data").level is Level.OK
+    # One that is behind cannot have the higher revision.
+    found.answers[2].status.header.revision = 8
+    assert of(found, "same data").figure == "at entry 17 m3 has revision 8, at entry 18 m1 has 7"
+    # etcd reads its two figures one after the other.
+    found.answers[2] = replace(found.answers[2], program="")
+    assert of(found, "same data").level is Level.OK
+
+
+def test_two_processes_with_the_data_of_one_member_are_found(found):
+    """A copied machine: both answer as the member, and no line of the table said so."""
+    found.answers = [replace(one, metrics={STARTED: 100.0 + at}) for at, one in enumerate(found.answers)]
+    copy = replace(answer(1), endpoint="m9:1", metrics={STARTED: 500.0})
+    same = replace(answer(1), endpoint="localhost:1", metrics={STARTED: 100.0})
+    found.answers.append(same)
+    assert levels(found)["members"] is Level.OK
+    found.answers.append(copy)
+    assert of(found, "members").level is Level.FAILURE
+    assert of(found, "members").figure == "two processes run as m1, at m1:1 and m9:1"
+    # One that does not say when it started is no proof.
+    found.answers[-1] = replace(copy, metrics={})
+    assert levels(found)["members"] is Level.OK
+
+
+def test_members_of_two_clusters_are_not_compared(found):
+    """A restore with another token on one host makes two clusters: replacing a member would be wrong advice."""
+    for at, one in enumerate(found.answers):
+        assert one.status is not None
+        one.status.header.cluster_id = 7 + at // 2
+        one.status.header.revision = 9 - at
+    assert of(found, "cluster").level == Level.FAILURE
+    assert of(found, "cluster").figure == "members of 2 clusters answer: 7 at m1:1, m2:1; 8 at m3:1"
+    assert {one.subject.split(" ")[0] for one in judge(found)} == {"member", "cluster"}
+
+
+def test_a_member_without_a_leader_is_told_from_an_election(found):
+    """The others may look for it at an address that it has left."""
+    found.answers[2] = answer(3, leader=0)
+    assert of(found, "leader").figure == "m3 knows no leader; the others follow m1"
+    assert "--initial-advertise-peer-urls" in of(found, "leader").advice
