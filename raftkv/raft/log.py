@@ -598,4 +598,4 @@ class RaftLog:
         """Return the payload of the entries that ``applied_to`` has not returned yet, committed or not."""
         low, high = self.applying + 1, self.last_index + 1
         rest = self.entries(low, high, NO_LIMIT) if low < high else []
-        return sum([payload for *_, payload in self._pages]) + sum([len(entry.data) for entry in rest])
+        return sum([payload for _, _, payload in self._pages]) + sum([len(entry.data) for entry in rest])
