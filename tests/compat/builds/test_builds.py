@@ -34,12 +34,12 @@ def test_the_builds_are_what_they_are_called(tmp_path: Path) -> None:
 
 @pytest.mark.long
 def test_odd_requests() -> None:
-    report = play(SEED, 750)
+    report = play(SEED, 400)
     print(report.describe())
     assert report.differences == [], report.describe()
     assert len(report.played) >= 50
-    assert report.statuses["OK"] > 200
-    assert report.statuses["INTERNAL"] > 100  # what cannot be read
+    assert report.statuses["OK"] > 100
+    assert report.statuses["INTERNAL"] > 50  # what cannot be read
 
 
 @contextlib.contextmanager
@@ -53,11 +53,11 @@ def sides(one: Cluster, other: Cluster) -> Iterator[tuple[Side, Side]]:
 def test_the_gateway() -> None:
     with clusters() as (one, other), sides(one, other) as pair:
         assert streams.run(pair, SEED, 15) == []
-        report = Player(*pair, Generator(SEED)).run(500)
+        report = Player(*pair, Generator(SEED)).run(300)
         assert report.differences == [], report.describe()
         for side in pair:
             add_users(side)
-        report = Player(*pair, Generator(SEED, USERS)).run(250)
+        report = Player(*pair, Generator(SEED, USERS)).run(150)
         assert report.differences == [], report.describe()
 
 
@@ -68,8 +68,8 @@ def test_members_of_both_builds_in_one_cluster() -> None:
     mixed.members[0].server = INTERPRETED
     with mixed, Cluster(INTERPRETED) as alone, Wire(alone.endpoints) as oracle, Wire(mixed.endpoints) as tested:
         player = requests.Player(oracle, tested, SEED)
-        player.run(350)
-        hashes = player.hashes_of_one_history(250)
+        player.run(250)
+        hashes = player.hashes_of_one_history(150)
         programs = stream_programs.Player(oracle, tested, SEED).run(1)
     assert player.report.differences == [], player.report.describe()
     assert len(set(hashes)) == 1, f"HashKV of the one that is alone, then of each member: {hashes}"
