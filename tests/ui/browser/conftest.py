@@ -13,20 +13,20 @@ from tests.ui.browser.world import World
 _key = pytest.StashKey[Chromium]()
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def chromium(request: pytest.FixtureRequest) -> Iterator[Chromium]:
     with Chromium() as browser:
         request.config.stash[_key] = browser
         yield browser
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def cluster() -> Iterator[Cluster]:
     with Cluster(RAFTKV, size=3) as three:
         yield three
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def world(cluster: Cluster) -> Iterator[World]:
     with World(cluster.endpoints) as filled:
         yield filled
