@@ -26,7 +26,7 @@ from tests.long import long_except
 from tests.offline.history import TIME_0_S, History, State, users_of, write_archive
 
 STEPS = 300
-SEEDS = range(12)
+SEEDS = range(6)
 
 
 @pytest.fixture
