@@ -1,4 +1,4 @@
-"""The rendezvous in the simulator: one fault at a time, hundreds of seeds, and the seeds that once found something."""
+"""The rendezvous in the simulator: one fault at a time, many seeds, and the seeds that once found something."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tests.training.sim.swarm import draw, run_seed
 from tests.virtual_store.network import Weather
 
 ROOT = Path(__file__).resolve().parents[2]
-SEEDS_COUNT = 300
+SEEDS_COUNT = 150
 SHORT_SEEDS_COUNT = 25
 CHUNK_SIZE = 25
 
