@@ -178,10 +178,7 @@ def test_it_works_on_etcd(tmp_path: Path) -> None:
     with Cluster(ETCD_FAST) as etcd, Job(BACKENDS["etcd"], etcd.endpoints[0], tmp_path / "job", RUN) as job:
         job.start("a")
         job.start("b")
-        first = job.wait_world(2, 0.0, cap_s=PATIENCE_S)
-        struck_at = time.monotonic()
-        job.of_rank(first, 1).kill_worker()
-        assert world(job, 2, struck_at) == first.generation + 1
+        assert world(job, 2) == 1
         assert job.finish(PATIENCE_S) == {"a": 0, "b": 0}, job.logs()
 
 
