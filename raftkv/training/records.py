@@ -11,7 +11,7 @@ import re
 import reprlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar, Final, Self, cast
+from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from raftkv.client.control import Sparse
 from raftkv.client.kv import Txn, txn
@@ -83,25 +83,6 @@ class Member(TrainingRecord):
     address: str = ""
     slots: int = 1
     topology: str = ""
-
-    @classmethod
-    def from_plain(cls, plain: object) -> Self:
-        """Implement ``Record.from_plain``.
-
-        With 1,000 nodes every node reads 1,000 of these, so the usual case is fast.
-        """
-        try:
-            member = cls(**cast("dict[str, Any]", plain))
-        except TypeError:
-            return super(Member, cls).from_plain(plain)
-        if not (
-            type(member.id) is type(member.host) is type(member.address) is type(member.topology) is str
-            and type(member.slots) is int
-            and 1 <= member.slots <= SLOTS_MAX
-            and (member.id + member.host + member.address + member.topology).isascii()
-        ):
-            return super(Member, cls).from_plain(plain)
-        return member
 
 
 @dataclass(frozen=True, slots=True)
