@@ -9,8 +9,10 @@ world.wait(0.1)                                                                 
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Coroutine
 from functools import partial
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 from raftkv.apply.wire import MEMBER
 from raftkv.config import ServerConfig
@@ -36,6 +38,8 @@ from tests.sim.cluster import Cluster, ClusterParameters
 from tests.sim.devices.calls import Handlers
 from tests.sim.journal import stream
 from tests.sim.member import Member
+
+T = TypeVar("T")
 
 
 class Unchecked:
@@ -151,6 +155,11 @@ class Members(World):
         self._enter(self._calls[call], partial(call.fail, 1))
         if call.task is not None:
             self._enter(self._calls[call], call.task.cancel)
+
+    def run(self, program: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
+        """Begin a program that runs on the leader's loop."""
+        member = self.members[0]
+        return cast(asyncio.Task[T], self._enter(member, partial(member.loop.create_task, program)))
 
     def _enter(self, member: Member, action: Any) -> Any:
         with self.cluster._process():
