@@ -306,6 +306,7 @@ class Replica:
             # Pages that a compaction freed are reused, so they count as free space.
             size_bytes=partial(attrgetter("backend.size_in_use_bytes"), store),
             data_dir=str(self.durable.snapshots),
+            log_dir=self.durable.wal.directory,
             raise_no_space=space.raise_no_space,
             make_room=space.make_room,
             free_bytes=devices.free_bytes,

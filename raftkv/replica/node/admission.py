@@ -64,6 +64,7 @@ class Admission:
         quota_bytes: quota of the database; ``None``: none.
         size_bytes: returns the current size of the database.
         data_dir: directory of the database, whose free disk space is checked.
+        log_dir: directory of the log; both directories must exist.
         raise_no_space: starts the proposal of the alarm, with a reason.
         make_room: deletes files that can be made again; returns whether there were any.
         free_bytes: returns the free disk space of a directory.
@@ -81,6 +82,7 @@ class Admission:
         quota_bytes: int | None,
         size_bytes: Callable[[], int],
         data_dir: str,
+        log_dir: str,
         raise_no_space: Callable[[str], None],
         make_room: Callable[[], bool],
         free_bytes: Callable[[str | Path], int] = free_disk_bytes,
@@ -91,6 +93,7 @@ class Admission:
         self._quota_bytes = quota_bytes
         self._size_bytes = size_bytes
         self._data_dir = data_dir
+        self._log_dir = log_dir
         self._raise_no_space = raise_no_space
         self._make_room = make_room
         self._free_bytes = free_bytes
@@ -115,8 +118,9 @@ class Admission:
         trouble = ""
         try:
             self.disk_free_bytes = self._free_bytes(self._data_dir)
-        except FileNotFoundError:
-            trouble = f"{self._data_dir} was deleted under this member: {_RESCUE}"
+            self._free_bytes(self._log_dir)
+        except FileNotFoundError as error:
+            trouble = f"{error.filename} was deleted under this member: {_RESCUE}"
         except OSError as error:
             trouble = f"cannot read the free space of the disk: {errors.explain(error)}"
         if trouble and trouble != self._trouble:

@@ -52,6 +52,7 @@ class Room:
             quota_bytes=quota_bytes,
             size_bytes=lambda: self.size_bytes,
             data_dir=str(tmp_path),
+            log_dir=str(tmp_path / "wal"),
             raise_no_space=self._raise,
             make_room=lambda: self.copies > 0,
         )
@@ -209,19 +210,22 @@ def test_much_of_a_log_is_dropped_in_steps(monkeypatch: pytest.MonkeyPatch, name
     cut.store.close()
 
 
+@pytest.mark.parametrize("deleted", ["", "wal"])
 def test_data_deleted_under_a_member_is_told_once(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture, deleted: str
 ) -> None:
-    room = Room(monkeypatch, tmp_path, 1 << 40, 0)
+    room, gone = Room(monkeypatch, tmp_path, 1 << 40, 0), str(tmp_path / deleted)
 
-    def statvfs(path: str) -> None:
-        raise FileNotFoundError(2, "No such file or directory", path)
+    def statvfs(path: str) -> SimpleNamespace:
+        if path == gone:
+            raise FileNotFoundError(2, "No such file or directory", path)
+        return SimpleNamespace(f_bavail=1 << 40, f_frsize=1)
 
     monkeypatch.setattr(os, "statvfs", statvfs)
     for _ in range(3):
         room.admission.watch_disk()
     (record,) = caplog.records
-    assert record.getMessage().startswith(f"{tmp_path} was deleted under this member: its data is lost when it stops")
+    assert record.getMessage().startswith(f"{gone} was deleted under this member: its data is lost when it stops")
     assert room.put()
 
 

@@ -131,6 +131,7 @@ class DurableLog:
     """The log of a member in all its lives. Satisfies ``replica.node.disk.Log``."""
 
     def __init__(self, rng: random.Random, parameters: DiskParameters) -> None:
+        self.directory = _DIRECTORY
         self.view = LogView()
         self.torn_count = 0
         self.syncs_count = 0
