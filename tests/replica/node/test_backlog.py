@@ -101,6 +101,7 @@ async def test_a_client_hears_at_once_that_a_member_is_behind(count, size_bytes,
         quota_bytes=None,
         size_bytes=lambda: 0,
         data_dir="/",
+        log_dir="/",
         raise_no_space=lambda reason: None,
         make_room=lambda: False,
     )
