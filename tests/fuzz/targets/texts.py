@@ -51,7 +51,7 @@ def _manifest(data: bytes) -> None:
 
 
 def _manifests() -> list[bytes]:
-    one = Manifest("raftkv-20261122T183000Z-00000000000000ff", 0.0, 255, -1, 7, 301, 4096, "ab", 1, 2, "h:2379", 1.0)
+    one = Manifest("raftkv-20261122T183000Z-00000000000000ff", 0.0, 255, -1, 7, 301, 4096, "ab", 1, 2, "h:2379", 1.0, 1)
     return [one.encode(), json.dumps({"format": FORMAT, **asdict(one)}).encode()]
 
 

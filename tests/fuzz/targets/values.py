@@ -58,7 +58,7 @@ def _records() -> list[bytes]:
         from raftkv.client.records import _layout
 
         fields = [
-            b'"%s":%s' % (name.encode(), names.get(annotation, b"[]")) for _, name, annotation, _ in _layout(kind)
+            b'"%s":%s' % (name.encode(), names.get(annotation, b"[]")) for _, name, annotation, *_ in _layout(kind)
         ]
         found.append(bytes((number,)) + b"{" + b",".join(fields) + b"}")
     found.append(bytes((KINDS.index(training.Fault),)) + b"{}")
