@@ -78,4 +78,4 @@ if __name__ == "__main__":
             refused("join her run", lambda: train(cluster, "bob", RUN, directory))
             refused("read everything", lambda: bob.range("", prefix=True))
         print("bob trains as rank", train(cluster, "bob", "speech-1", directory))
-        ctl(cluster, "run", "access", RUN)
+        ctl(cluster, "user", "get", "alice")

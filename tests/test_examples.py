@@ -148,9 +148,8 @@ bob may not watch her nodes: etcdserver: permission denied
 bob may not join her run: etcdserver: permission denied
 bob may not read everything: etcdserver: permission denied
 bob trains as rank 0
-user +role +rights
-alice +run:vision-\* +readwrite
-root +root +everything""",
+User: alice
+Roles: run:vision-\*""",
     "torch_store": r"""
 \['rank 0: 3', 'rank 1: 3'\]
 \['rank 0: True', 'rank 0: 3'\] 0
