@@ -79,19 +79,22 @@ async def save(
         descriptor = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     except OSError as error:
         raise _failed(f"could not open {part}", error) from None
+    own = os.fstat(descriptor)
     try:
         with os.fdopen(descriptor, "wb") as file:
             saved = await _receive(messages, file, target, on_progress)
             file.flush()
             await asyncio.to_thread(os.fsync, descriptor)
-            if not os.path.samestat(os.fstat(descriptor), os.stat(part)):
+            if not os.path.samestat(own, os.stat(part)):
                 raise StorageError(f"could not write snapshot to {part} (another snapshot is being saved there)")
         os.replace(part, target)
         await asyncio.to_thread(_sync_directory, target)
     except OSError as error:
         raise _failed(f"could not write snapshot to {part}", error) from None
     finally:
-        part.unlink(missing_ok=True)
+        with contextlib.suppress(FileNotFoundError):
+            if os.path.samestat(own, os.stat(part)):  # else another snapshot is being saved there
+                part.unlink()
     return saved
 
 

@@ -110,27 +110,32 @@ def test_file_that_another_has_open_gets_no_snapshot(tmp_path: Path) -> None:
     assert (tmp_path / "file").read_bytes() == DATA + hashlib.sha256(DATA).digest()
 
 
-def test_of_two_that_save_to_a_file_at_once_one_succeeds(tmp_path: Path) -> None:
-    """Two processes wrote into one file: the first finished, then the other overwrote it."""
+@pytest.mark.parametrize("first_ends", ["first", "last"])
+def test_of_two_that_save_to_a_file_at_once_the_later_succeeds(tmp_path: Path, first_ends: str) -> None:
+    """Two processes wrote into one file; and one that was refused deleted the file of the other."""
     path, later = tmp_path / "file", DATA[::-1] * 2
     others = messages([later[:32768], later[32768:], hashlib.sha256(later).digest()])
 
     async def both() -> None:
-        begun, end = asyncio.Event(), asyncio.Event()
+        begun, ends = [asyncio.Event(), asyncio.Event()], [asyncio.Event(), asyncio.Event()]
 
-        async def slow() -> AsyncIterator[rpc_pb2.SnapshotResponse]:
-            yield WHOLE[0]
-            begun.set()
-            await end.wait()
-            for part in WHOLE[1:]:
+        async def slow(number: int, parts: list[rpc_pb2.SnapshotResponse]) -> AsyncIterator[rpc_pb2.SnapshotResponse]:
+            yield parts[0]
+            begun[number].set()
+            await ends[number].wait()
+            for part in parts[1:]:
                 yield part
 
-        first = asyncio.ensure_future(save(slow(), path))
-        await begun.wait()
-        await save(sent(others), path)
-        end.set()
+        saves = []
+        for number, parts in enumerate((WHOLE, others)):
+            saves.append(asyncio.ensure_future(save(slow(number, parts), path)))
+            await begun[number].wait()
+        for number in (0, 1) if first_ends == "first" else (1, 0):
+            ends[number].set()
+            await asyncio.wait([saves[number]])
         with pytest.raises(StorageError, match=r"^could not write snapshot to .*/file\.part \("):
-            await first
+            await saves[0]
+        await saves[1]
 
     asyncio.run(both())
     assert path.read_bytes() == later + hashlib.sha256(later).digest()
