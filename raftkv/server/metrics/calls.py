@@ -186,7 +186,7 @@ def _family(name: str, text: str, counts: Counted, value: Callable[[CallCounts],
 
 
 def auth_metrics(auth: AuthStore) -> Iterator[Metric]:
-    """Yield the metrics of users and roles.
+    """Yield the revision of users and roles.
 
     Arguments:
         auth: applied users and roles.

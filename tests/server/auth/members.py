@@ -100,7 +100,7 @@ class _Cluster(Cluster):
 
 
 class Members(World):
-    """See the module.
+    """Holds members on virtual time, and calls them as their clients would.
 
     Attributes:
         members: the leader, and the others.
@@ -126,12 +126,12 @@ class Members(World):
         self.cluster.run_until(self.cluster.scheduler.now + seconds)
 
     def entry(self, kind: int, body: bytes) -> None:
-        """See ``World``."""
+        """Write an entry that a member caused through the log."""
         self._enter(self.members[0], partial(self.node.submit, kind, body, Unheard(), MEMBER))
         self.wait(0.05)
 
     def token(self, name: str) -> str:
-        """See ``World``."""
+        """Return a token for a user, known to all members."""
         token = super().token(name)
         for member in self.members[1:]:
             member.users.granted(name.encode(), digest_of(token.partition(".")[0].encode()), 0)

@@ -269,7 +269,7 @@ def _aimed() -> Iterator[Ask]:
         yield get(b"m/limit%d" % number)
         yield watch(b"m/limit%d" % number)
         yield put(b"m/quota%d" % number, b"mine")
-    for user in ("alice", "mallory", "nobody"):
+    for user in ("alice", "mallory", "unknown"):
         yield "etcdserverpb.Auth/UserGet", rpc_pb2.AuthUserGetRequest(name=user)
         yield "etcdserverpb.Auth/RoleGet", rpc_pb2.AuthRoleGetRequest(role=f"role-{user}")
 

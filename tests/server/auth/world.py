@@ -370,15 +370,15 @@ class Leases:
         return 10 * (lease_id in self._ids)
 
     def ends(self) -> list[tuple[float, int]]:
-        """See ``LeaseTimes``."""
+        """Return the end of each lease."""
         return [(1.0, lease) for lease in self._ids]
 
     def keep_alive(self, pending: Any) -> None:
-        """See ``Lessor``."""
+        """Answer with ten seconds."""
         pending.answer(10)
 
     def renew_at_once(self, lease_id: int) -> int:
-        """See ``Lessor``."""
+        """Return ten seconds."""
         return 10
 
     def renew_for_member(self, batch: list[Any]) -> None:
@@ -388,19 +388,19 @@ class Leases:
             pending.answer(10) if error is None else pending.fail(error)
 
     def connections_lost(self, lost: object) -> None:
-        """See ``Lessor``."""
+        """Ignore it."""
 
     def may_keep(self, kept: object) -> bool:
-        """See ``Lessor``."""
+        """Allow it."""
         return True
 
     async def shorten(self, lost: list[ConnectionLost], *, is_local: bool) -> None:
-        """See ``Lessor``."""
+        """Remember what was lost."""
         del is_local
         self.lost = lost
 
     def grant_request(self, ttl_s: int, lease_id: int, *, exact: bool) -> rpc_pb2.LeaseGrantRequest:
-        """See ``Lessor``."""
+        """Return the request with the values of the call."""
         return rpc_pb2.LeaseGrantRequest(ID=lease_id, TTL=ttl_s)
 
     is_whole = True
@@ -408,7 +408,7 @@ class Leases:
     async def time_to_live(
         self, request: rpc_pb2.LeaseTimeToLiveRequest, *, is_local: bool
     ) -> bytes | Callable[[], bytes]:
-        """See ``Lessor``."""
+        """Answer after one turn of the loop."""
         del request, is_local
         await asyncio.sleep(0)
         return bytes if self.of_leader is None else self.of_leader
