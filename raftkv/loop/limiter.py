@@ -31,7 +31,7 @@ from raftkv.loop.fair import MEMBER, FairQueue, Identity
 
 Callback = Callable[[], object]
 
-TURN_S: Final = 0.002
+TURN_S: Final = 0.0005
 """Time per turn of the loop for a backlog. It is short because another client's put takes three or four turns."""
 
 

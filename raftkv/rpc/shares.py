@@ -56,6 +56,7 @@ from time import monotonic
 from typing import Any, Final
 from zlib import crc32
 
+from raftkv.loop.fair import MEMBER
 from raftkv.loop.fair import Identity as Identity
 from raftkv.rpc.tls import common_name_of
 
@@ -244,6 +245,8 @@ NAMED_MAX: Final = 20
 KEPT_MAX: Final = 1_024
 """Identities whose use since the last ``roll`` is kept apart, to find those with most use."""
 MINUTE_S: Final = 60.0
+COMPANY: Final = 256
+"""Charges of one identity in a row after which it has the member for itself: a flood makes as many in 0.1 s."""
 OTHER: Final = "other"
 LABEL_MAX: Final = 120
 
@@ -293,10 +296,15 @@ class Uses:
 
     Arguments:
         clock: returns seconds.
+
+    Attributes:
+        company: charges left during which several identities count as present; 0: one has the member for itself.
     """
 
     def __init__(self, clock: Callable[[], float] = monotonic) -> None:
+        self.company = 0
         self._clock = clock
+        self._last: Use | None = None
         self._named: dict[Identity, Use] = {}
         self._others: dict[Identity, Use] = {}
         self._other = Use()
@@ -318,6 +326,13 @@ class Uses:
         use.minute_s += seconds
         use.calls += calls
         use.size_bytes += size_bytes
+        if use is self._last:
+            if self.company:
+                self.company -= 1
+        elif identity != MEMBER:
+            if self._last is not None:
+                self.company = COMPANY
+            self._last = use
 
     def waited(self, identity: Identity, seconds: float) -> None:
         """Note how long a proposal of an identity waited before the log."""

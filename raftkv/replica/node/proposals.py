@@ -76,9 +76,12 @@ COUNTED_AGAIN_BYTES: Final = 4096
 PACE_MIN_BYTES: Final = 64 * 1024
 PACE_MAX_BYTES: Final = 8 * 1024 * 1024
 PACE_DELAY_S: Final = 0.015
+PACE_DELAY_LIGHT_S: Final = 0.002
+"""Additional delay while an identity proposes less than its part: only it waits for what the others have in the log."""
+PACE_LIGHT_S: Final = 0.25
+"""How long such an identity counts as present after a proposal."""
 PACE_DELAY_ALONE_S: Final = 0.1
-"""Additional delay allowed while only one identity has proposals: the first proposal of another waits this long, once.
-"""
+"""Additional delay while only one identity has proposals: the first proposal of another waits this long, once."""
 PACE_GIVEN_UP_S: Final = 1.0
 """Duration of a round, in seconds, after which its proposals may be lost."""
 PROBE_BYTES: Final = 16 * 1024
@@ -593,6 +596,7 @@ class Pace:
         """Limit of this round: lower than ``limit_bytes`` while the shortest time is measured."""
         self._is_first = self._is_shared = False
         """Whether the log was empty when this round began; whether several identities take part in it."""
+        self._light_until = 0.0
         self._passed: dict[Identity, int] = {}
         """Bytes of this round that passed although its limit was reached."""
         self._passed_bytes = 0
@@ -622,6 +626,8 @@ class Pace:
             self.limit_bytes = max(PACE_MIN_BYTES, self.limit_bytes // 2)
         elif self._room_bytes:
             self._learn(now)
+        if self._passed:
+            self._light_until = now + PACE_LIGHT_S
         is_empty = not self._room_bytes
         is_due = self._is_shared and now - self._measured_at > max(PROBE_EVERY_S, PROBE_EVERY_ROUNDS * self.apply_s)
         self.first, self._room_bytes = 0, self.limit_bytes
@@ -642,7 +648,8 @@ class Pace:
         if self._room_bytes == PROBE_BYTES:
             return
         self.apply_s = min(delay_s, self.apply_s)
-        target_s = self.apply_s + (PACE_DELAY_S if self._is_shared else PACE_DELAY_ALONE_S)
+        shared_s = PACE_DELAY_LIGHT_S if now < self._light_until else PACE_DELAY_S
+        target_s = self.apply_s + (shared_s if self._is_shared else PACE_DELAY_ALONE_S)
         if delay_s > target_s + self.apply_s:
             self.limit_bytes = max(PACE_MIN_BYTES, min(self.limit_bytes, used_bytes) // 2)
         elif used_bytes * 4 < self.limit_bytes:

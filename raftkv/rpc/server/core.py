@@ -59,6 +59,8 @@ MOVED_AS_ONE: Final = 128
 OPEN_CALLS_FREE: Final = 16
 RECEIVE_S: Final = 0.005
 """How long the requests of one read may take in one turn; the rest waits (``backlog``)."""
+RECEIVE_SHARED_S: Final = 0.0005
+"""The same while several identities use the member: a put of another takes four turns."""
 CALL_BYTES: Final = 8 * 1024
 """Approximate memory of an open call: engine, usual headers, call, task, and the part of its answer that is neither
 sent nor counted elsewhere. Of the first ``OPEN_CALLS_FREE`` calls of a connection only large headers are counted."""
@@ -130,7 +132,7 @@ class ServerCore(Carrier):
         h2, account, began_s = self.h2, self.account, self.clock()
         # Whether so many answer bytes wait for the client that no new call should be accepted.
         self._overloaded = account.allowance - account.room > self.limits.connection_send_buffer_bytes
-        self._until_s = began_s + RECEIVE_S
+        self._until_s = began_s + (RECEIVE_SHARED_S if self._uses.company else RECEIVE_S)
         if data:
             h2.receive(data)
         else:

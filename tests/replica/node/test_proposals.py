@@ -16,9 +16,10 @@ from raftkv.apply.txn import LONG_WORK
 from raftkv.apply.wire import MEMBER, Kind, decode, encode, identified
 from raftkv.apply.wire import Caller as RequestCaller
 from raftkv.loop.fair import MEMBER as OWN
+from raftkv.loop.fair import FairQueue
 from raftkv.pb import rpc_pb2
 from raftkv.replica.node import proposals as module
-from raftkv.replica.node.proposals import PROPOSAL_BYTES, Forwarded, Proposals, Waiter, new_start, request_ids
+from raftkv.replica.node.proposals import PROPOSAL_BYTES, Forwarded, Pace, Proposals, Waiter, new_start, request_ids
 from raftkv.replica.node.waits import AwaitableNode
 
 
@@ -43,6 +44,20 @@ def test_the_log_gets_the_clients_bytes_unchanged(proposals: Proposals) -> None:
     request_id = proposals.add(Kind.PUT, b"body", Caller(), 0.0)
     ((_, data),) = proposals.take_unsent()
     assert decode(data) == (Kind.PUT, request_id, b"body")
+
+
+@pytest.mark.parametrize("has_light", [False, True])
+def test_log_holds_less_of_a_flood_while_another_identity_proposes_little(has_light: bool) -> None:
+    """A put of the light one waits for all that is in the log; two floods wait before it, and share large rounds."""
+    pace, now = Pace(), 0.0
+    for _ in range(100):  # the log applies 10 MB/s
+        is_first, room_bytes = not pace.first, pace.left_bytes
+        pace.propose(1, room_bytes, now, is_first, True)
+        if has_light:
+            assert pace.lets_pass(FairQueue[int](), b"light", 1_000)
+        now += 0.001 + room_bytes / 10_000_000
+        pace.end(now)
+    assert pace.limit_bytes == (64 if has_light else 128) * 1024
 
 
 def test_request_without_a_waiter_is_not_proposed(proposals: Proposals) -> None:

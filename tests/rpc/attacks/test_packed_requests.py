@@ -104,6 +104,17 @@ def test_a_frame_of_bombs_takes_many_turns_and_nothing_passes_it() -> None:
     assert end.core.held_bytes == 0
 
 
+def test_turns_are_shorter_in_the_company_of_another_client() -> None:
+    said: list[int] = []
+    for others in (0, 1):
+        end = End()
+        for _ in range(others):
+            end.environment.answers.uses.charge(b"alice", 0.0)
+        end.core.receive(asked(1, HEARD, packed(100) * 100))
+        said.append(len(end.heard.said))
+    assert said[0] > said[1]
+
+
 def test_one_bomb_is_many_turns_as_well() -> None:
     end = End()
     end.core.receive(asked(1, UNARY, packed(2 * MIB)))

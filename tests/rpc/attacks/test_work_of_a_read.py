@@ -10,9 +10,9 @@ from contextlib import asynccontextmanager
 import h11
 import pytest
 
-from raftkv.loop.limiter import TURN_S
 from raftkv.rpc import HttpRequest, HttpResponse, Server, UnaryCall
 from raftkv.rpc.framing import frame as message_of
+from raftkv.rpc.server.core import RECEIVE_S
 from raftkv.rpc.server.server import BEGUN_IN_A_TURN, BYTES_AS_A_CALL
 from raftkv.rpc.server.stream import StreamCall
 from tests.rpc import raw
@@ -25,7 +25,7 @@ REQUESTS = 60
 FRAME_BYTES = 16_384
 WORKED, HUNG = "/test.Work/Work", "/test.Work/Hang"
 WITH_TASKS = ("/test.Work/Task", "/test.Work/Stream")
-IN_A_TURN_MAX = 2 * (2 * TURN_S / WORK_S + 2)
+IN_A_TURN_MAX = 2 * (RECEIVE_S / WORK_S + 2)
 """A pass over the sockets and the backlog: each ends with the request that it is late with."""
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import random
 
-from raftkv.loop.fair import Identity
-from raftkv.rpc.shares import KEPT_MAX, MINUTE_S, NAMED_MAX, OTHER, Use, Uses, label_of
+from raftkv.loop.fair import MEMBER, Identity
+from raftkv.rpc.shares import COMPANY, KEPT_MAX, MINUTE_S, NAMED_MAX, OTHER, Use, Uses, label_of
 
 
 def seconds_of(uses: Uses) -> dict[Identity, float]:
@@ -91,3 +91,16 @@ def test_label_cannot_harm_a_terminal_or_a_page() -> None:
     assert len(long) == 100
     assert max(map(len, long)) < 150
     assert isinstance(Use().wait_s, float)
+
+
+def test_company_begins_with_a_second_identity_and_ends_after_a_while_without_one() -> None:
+    uses = Uses()
+    for identity in (b"alice", MEMBER, b"alice"):
+        uses.charge(identity, 0.001)
+        assert not uses.company
+    uses.charge(b"mallory", 0.001)
+    for _ in range(COMPANY):
+        assert uses.company
+        uses.charge(b"mallory", 0.001)
+        uses.charge(MEMBER, 0.001)
+    assert not uses.company
