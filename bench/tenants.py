@@ -61,10 +61,15 @@ FLOODS: Final = {
 }  # fmt: skip
 """Rows of ``bench.hostile`` that run concurrently, by name of the flood; each other row is a flood by its own name."""
 KNOWN: Final = {row.name: (row.name,) for row in ROWS} | FLOODS
+ALL: Final = [*FLOODS, *(row.name for row in ROWS if (row.name,) not in FLOODS.values())]
+"""Each row alone, and ten at once."""
 
 PLOT: Final = ROOT / "docs" / "images" / "tenants.svg"
 COLOURS: Final = {"etcd": "#9aa5b1", "raftkv": "#2563eb"}
-HEADINGS: Final = ("flood", "program", "capacity/s", "rate kept", "p99 alone", "p99", "ratio", "stall", "misses")
+HEADINGS: Final = (
+    "flood", "capacity/s", "rate kept", "p99 alone ms", "p99 ms", "ratio", "stall s", "elections", "errors",
+    "raftkv misses",
+)  # fmt: skip
 
 
 class GreedyLoop(asyncio.SelectorEventLoop):
@@ -93,7 +98,7 @@ async def measure(flood: str, program: Program, scale: float, seconds: float) ->
             cells, missed = await _compare(cluster, capacity / 10, user, flooding, seconds)
             problem = await agreement(cluster, token)
         except (RpcError, TimeoutError) as error:
-            cells, missed, problem = [""] * 5, [], f"{type(error).__name__}: {error}"
+            cells, missed, problem = [""] * 7, [], f"{type(error).__name__}: {error}"
         finally:
             for attacker in attackers:
                 await attacker.close()
@@ -131,8 +136,9 @@ async def _compare(
         (changes > 0, f"{changes} elections"),
         (told["errors"] > 0, f"{told['errors']} honest errors"),
     )
-    p99s = [f"{one['put']['p99_ms']:.1f} ms" for one in (alone, told)]
-    return [f"{kept:.0%}", *p99s, f"{ratio:.1f}", f"{stall_s:.2f} s"], [text for missed, text in bars if missed]
+    p99s = [f"{one['put']['p99_ms']:.1f}" for one in (alone, told)]
+    counts = (str(changes), str(told["errors"]))
+    return [f"{kept:.0%}", *p99s, f"{ratio:.1f}", f"{stall_s:.2f}", *counts], [text for missed, text in bars if missed]
 
 
 async def _flood(pairs: list[tuple[Row, Attacker]], seconds: float) -> None:
@@ -157,33 +163,38 @@ def run(flood: str, program: str, scale: float, seconds: float) -> tuple[list[st
 def main() -> None:
     """Run the measurements and print the table; exit with 1 if raftkv missed a bar."""
     parser = parser_of(__doc__, writes="the table and the plot of docs/reference/performance.md")
-    parser.add_argument("--floods", type=names_of(KNOWN), default=list(FLOODS), help=f"of {', '.join(KNOWN)}")
+    parser.add_argument(
+        "--floods", type=names_of([*KNOWN, "all"]), default=list(FLOODS), help=f"all, or of {', '.join(KNOWN)}"
+    )
     parser.add_argument("--scale", type=float, default=0.2, help="of the numbers of the flood's rows")
     parser.add_argument("--seconds", type=float, default=5.0, help="of the time alone, and of the flood")
     parser.add_argument("--programs", type=names_of(NAMES), default=["raftkv"])
     options = parser.parse_args()
+    if options.floods == ["all"]:
+        options.floods = ALL
     allow_many_files()
-    lines, problems = [], []
+    lines, problems, bars = list[list[str]](), list[str](), list[tuple[str, float, str, str]]()
     fresh = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(1, mp_context=fresh, max_tasks_per_child=1) as processes:
         for flood in options.floods:
-            for program in options.programs:
-                done = processes.submit(run, flood, program, options.scale, options.seconds)
-                cells, missed = done.result()
-                lines.append([flood, program, *cells, "; ".join(missed) or "-"])
-                problems += [f"{flood}: {text}" for text in missed if program == "raftkv"]
-                progress("  ".join(lines[-1]))
+            found = {one: processes.submit(run, flood, one, options.scale, options.seconds).result()
+                     for one in options.programs}  # fmt: skip
+            told = "; ".join(found["raftkv"][1]) if "raftkv" in found else ""
+            columns = zip(*(cells for cells, _ in found.values()), strict=True)
+            lines.append([flood, *(" / ".join(column) for column in columns), told or "-"])
+            problems += [f"{flood}: {text}" for text in found.get("raftkv", ([], []))[1]]
+            progress("  ".join(lines[-1]))
+            if flood in FLOODS:
+                bars += [(f"{flood}, {one}", float(cells[5] or 0), f"{cells[5]} s", COLOURS[one])
+                         for one, (cells, _) in found.items()]  # fmt: skip
     if options.write:
-        bars = [
-            (f"{flood}, {program}", float(cells[5].split()[0]), cells[5], COLOURS[program])
-            for flood, program, *cells in lines
-        ]
         plot_bars(PLOT, "Longest put of a client beside a flood of another", "seconds", bars)
     facts = machine()
     what = (
-        f"{facts['cores']} cores, hot path {facts['hot_path']}, {options.seconds:g} s for each flood, {facts['date']}"
+        f"{' / '.join(options.programs)}; {facts['cores']} cores, hot path {facts['hot_path']}, "
+        f"{options.seconds:g} s for each flood, {facts['date']}"
     )
-    finish(f"{markdown(HEADINGS, lines, texts=2)}\n\n{what}", problems, table="tenants" if options.write else "")
+    finish(f"{markdown(HEADINGS, lines, texts=1)}\n\n{what}", problems, table="tenants" if options.write else "")
 
 
 if __name__ == "__main__":
