@@ -89,12 +89,17 @@ class Peer:
 
 
 class Traffic:
-    """Bytes of all HTTP/2 connections of a server, as on the wire (with TLS: before encryption)."""
+    """Traffic of all HTTP/2 connections of a server.
 
-    __slots__ = ("received_bytes", "sent_bytes")
+    Attributes:
+        received_bytes, sent_bytes: bytes as on the wire (with TLS: before encryption).
+        serves: number of times that a connection was served.
+    """
+
+    __slots__ = ("received_bytes", "sent_bytes", "serves")
 
     def __init__(self) -> None:
-        self.received_bytes = self.sent_bytes = 0
+        self.received_bytes = self.sent_bytes = self.serves = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -60,7 +60,7 @@ OPEN_CALLS_FREE: Final = 16
 RECEIVE_S: Final = 0.005
 """How long the requests of one read may take in one turn; the rest waits (``backlog``)."""
 RECEIVE_SHARED_S: Final = 0.0005
-"""The same while several identities use the member: a put of another takes four turns."""
+"""The same if another connection was served since this one: its put takes four turns."""
 CALL_BYTES: Final = 8 * 1024
 """Approximate memory of an open call: engine, usual headers, call, task, and the part of its answer that is neither
 sent nor counted elsewhere. Of the first ``OPEN_CALLS_FREE`` calls of a connection only large headers are counted."""
@@ -83,6 +83,8 @@ class ServerCore(Carrier):
         self._traffic = environment.traffic
         self._uses = environment.answers.uses
         self._begun = self._charged_calls = self._charged_bytes = self._stray_resets = 0
+        self._serves = self._traffic.serves
+        """Number of the last time that this connection was served, among all connections."""
         self._wake: Callable[[], None] = nothing
         self._on_held: Callable[[], None] = nothing
         self._router = router
@@ -129,10 +131,12 @@ class ServerCore(Carrier):
         Arguments:
             data: received bytes; empty: continue with the input that was left.
         """
-        h2, account, began_s = self.h2, self.account, self.clock()
+        h2, account, traffic, began_s = self.h2, self.account, self._traffic, self.clock()
         # Whether so many answer bytes wait for the client that no new call should be accepted.
         self._overloaded = account.allowance - account.room > self.limits.connection_send_buffer_bytes
-        self._until_s = began_s + (RECEIVE_SHARED_S if self._uses.company else RECEIVE_S)
+        self._until_s = began_s + (RECEIVE_S if traffic.serves == self._serves else RECEIVE_SHARED_S)
+        traffic.serves += 1
+        self._serves = traffic.serves
         if data:
             h2.receive(data)
         else:
