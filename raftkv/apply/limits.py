@@ -1,14 +1,15 @@
-"""Rate limits: requests and bytes per second, and watches, that each member accepts from users, roles and prefixes.
+"""Rate limits: requests and bytes per second, and watches, that each member accepts from users, roles and prefixes;
+and the weights with which members share their time among users, certificates and networks.
 
     limits.execute(limit)                 # sets it; a limit without numbers removes it
     limits.by_subject["user", b"alice"]
 
 Limits are agreed through the log and stored next to the quotas of prefixes, so they survive a restart and come with a
 received database. They have no effect on applying: members enforce them when a request arrives, each with its own clock
-(``replica/node/throttle``). The user or role need not exist: its limit stays when it is deleted, and applies again when
-it is created again.
+(``replica/node/throttle``, ``loop/fair``). The user or role need not exist: its limit stays when it is deleted, and
+applies again when it is created again.
 
-    raftkv_limit/<kind>/<name>  ->  requests_per_s, requests_burst, bytes_per_s, bytes_burst, watches_max; u64 each
+    raftkv_limit/<kind>/<name>  ->  requests_per_s, requests_burst, bytes_per_s, bytes_burst, watches_max, weight (u64)
 """
 
 from __future__ import annotations
@@ -31,7 +32,12 @@ PREFIX: Final = "prefix"
 ROLE: Final = "role"
 KINDS: Final = frozenset(("user", "certificate", "address", ROLE, PREFIX, EACH))
 
-_RECORD: Final = struct.Struct(">QQQQQ")
+WEIGHT_MAX: Final = 10_000
+WEIGHT_OF_OTHERS: Final = 100
+"""The weight of identities that have none set, as ``cpu.weight`` of a control group in Linux."""
+WEIGHTED: Final = frozenset(("user", "certificate", "address"))
+
+_RECORD: Final = struct.Struct(">QQQQQQ")
 
 Subject = tuple[str, bytes]
 """Kind and name."""
@@ -104,19 +110,26 @@ def check(limit: admin_pb2.Limit) -> None:
         raise errors.InvalidLimitError
     if min(_numbers(limit)) < 0:
         raise errors.InvalidLimitError("raftkv: a limit is 0 (none) or more")
+    if limit.weight > WEIGHT_MAX or (limit.weight and limit.kind not in WEIGHTED):
+        raise errors.InvalidLimitError("raftkv: a weight is 1 to 10,000, of a user, certificate or address")
     if (limit.requests_burst and not limit.requests_per_s) or (limit.bytes_burst and not limit.bytes_per_s):
         raise errors.InvalidLimitError("raftkv: a burst needs a rate of at least one request or byte a second")
     if limit.watches_max and limit.kind == PREFIX:
         raise errors.InvalidLimitError("raftkv: watches are limited by user, certificate, address or role, not prefix")
 
 
-def _numbers(limit: admin_pb2.Limit) -> tuple[int, int, int, int, int]:
+def limits_requests(limit: admin_pb2.Limit) -> bool:
+    """Return whether a limit has numbers other than a weight."""
+    return bool(limit.requests_per_s or limit.bytes_per_s or limit.watches_max)
+
+
+def _numbers(limit: admin_pb2.Limit) -> tuple[int, ...]:
     requests, sizes = (limit.requests_per_s, limit.requests_burst), (limit.bytes_per_s, limit.bytes_burst)
-    return *requests, *sizes, limit.watches_max
+    return *requests, *sizes, limit.watches_max, limit.weight
 
 
 def _limit(kind: str, name: bytes, numbers: tuple[int, ...]) -> admin_pb2.Limit:
-    requests_per_s, requests_burst, bytes_per_s, bytes_burst, watches_max = numbers
+    requests_per_s, requests_burst, bytes_per_s, bytes_burst, watches_max, weight = numbers
     return admin_pb2.Limit(
         kind=kind,
         name=name,
@@ -125,4 +138,5 @@ def _limit(kind: str, name: bytes, numbers: tuple[int, ...]) -> admin_pb2.Limit:
         bytes_per_s=bytes_per_s,
         bytes_burst=bytes_burst,
         watches_max=watches_max,
+        weight=weight,
     )

@@ -221,7 +221,10 @@ class PrefixQuota:
 
 @dataclass(frozen=True, slots=True)
 class RateLimit:
-    """The limit at each member for a user, certificate, address, role, prefix, or each identity; 0: no limit."""
+    """The limit at each member for a user, certificate, address, role, prefix, or each identity; 0: no limit.
+
+    ``weight`` (1 to 10,000; 0: 100, as others have) is not a limit: the part of the members' time while others wait.
+    """
 
     kind: str
     name: bytes = b""
@@ -230,6 +233,7 @@ class RateLimit:
     bytes_per_s: int = 0
     bytes_burst: int = 0
     watches_max: int = 0
+    weight: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,21 +11,21 @@ depends on the number of waiting identities and the cost of one item of each. Wi
 order of arrival.
 
 This is start-time fair queueing (Goyal, Vin and Cheng, 1996). Each identity has a virtual time, the total cost of its
-served items; the identity with the least goes next. A new identity begins at the virtual time of the last served item,
-so it cannot save up time for a flood of its own. Of two identities that always have items waiting, neither is served
-more than the cost of one item ahead of the other. A cost may be charged after the item was served, and counts from then
-on.
+served items over its weight; the identity with the least goes next. A new identity begins at the virtual time of the
+last served item, so it cannot save up time for a flood of its own. Of two identities that always have items waiting,
+neither is served more than the cost of one item ahead of the other. A cost may be charged after the item was served,
+and counts from then on.
 
 Invariants: items of one identity keep their order. Memory is a few words for each identity that has items or has been
 served more than others, so an identity has paid for its memory.
 
-Leaves out: weights (all identities count the same), and limits on what may wait (``rpc/shares``).
+Leaves out: limits on what may wait (``rpc/shares``).
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterator, Mapping
 from heapq import heappop, heappush
 from typing import Final, Generic, TypeVar
 
@@ -36,6 +36,11 @@ Identity = str | bytes
 
 MEMBER: Final = "member"
 """The identity of the member's own work, which no client asked for."""
+
+Weights = Mapping[Identity, float]
+"""How much more than others an identity is served while all wait; those without a weight count 1."""
+
+EQUAL: Final[Weights] = {}
 
 SERVED_KEPT_MIN: Final = 64
 """Virtual times kept before those of identities without items that are not ahead of the others are dropped."""
@@ -49,13 +54,15 @@ class FairQueue(Generic[T]):
 
     Arguments:
         clock: returns seconds; None: waits are not measured.
+        weights: weights of identities; they may change at any time, and count for work done from then on.
 
     Attributes:
         length: number of waiting items.
     """
 
-    def __init__(self, clock: Callable[[], float] | None = None) -> None:
+    def __init__(self, clock: Callable[[], float] | None = None, weights: Weights = EQUAL) -> None:
         self._clock = clock
+        self._weights = weights
         self._pace: dict[Identity, tuple[float, int]] = {}
         """For each identity with items: when its measurement began, and how many items were taken since."""
         # OrderedDict, since a plain dict is slow to find its first item when many before it were deleted.
@@ -174,6 +181,8 @@ class FairQueue(Generic[T]):
             identity: identity returned by ``pop``.
             cost: in the same unit for all calls on this queue.
         """
+        if self._weights:
+            cost /= self._weights.get(identity, 1.0)
         self._served[identity] = max(self._served.get(identity, 0.0), self._now) + cost
 
     def discard(self, identity: Identity, item: T) -> None:

@@ -27,7 +27,7 @@ from time import perf_counter
 from typing import Final
 
 from raftkv.loop.cork import Cork
-from raftkv.loop.fair import MEMBER, FairQueue, Identity
+from raftkv.loop.fair import EQUAL, MEMBER, FairQueue, Identity, Weights
 
 Callback = Callable[[], object]
 
@@ -150,17 +150,18 @@ class Backlog:
     A read is bounded in bytes, but the cost of its requests is not: a client may send 2,000 large requests without
     their last octets, and then all the last octets in one read. A connection that has used its time therefore stops
     between two frames, is not read while it waits, and continues here. All connections share ``TURN_S``, and each
-    identity gets an equal part of it, however many connections it has.
+    identity gets its part of it, however many connections it has.
 
     Arguments:
         cork: held while the connections work.
         loop: event loop of the server.
+        weights: as in ``FairQueue``.
     """
 
-    def __init__(self, cork: Cork, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(self, cork: Cork, loop: asyncio.AbstractEventLoop, weights: Weights = EQUAL) -> None:
         self._cork = cork
         self._loop = loop
-        self._waiting = FairQueue[Callback]()
+        self._waiting = FairQueue[Callback](weights=weights)
         self._is_scheduled = False
 
     def add(self, go_on: Callback, identity: Identity) -> None:

@@ -28,7 +28,7 @@ from itertools import islice
 from time import perf_counter
 from typing import Any, Final, Protocol, TypeVar
 
-from raftkv.loop.fair import MEMBER, FairQueue, Identity
+from raftkv.loop.fair import EQUAL, MEMBER, FairQueue, Identity, Weights
 
 T = TypeVar("T", bound=Any)
 Work = Generator[None, None, T]
@@ -96,10 +96,10 @@ class Job:
 class _Lane:
     """Jobs of one kind: some are active and take turns, the others wait."""
 
-    def __init__(self, active_max: int) -> None:
+    def __init__(self, active_max: int, weights: Weights) -> None:
         self._active_max = active_max
-        self._active = FairQueue[Job]()
-        self._waiting = FairQueue[Job](perf_counter)
+        self._active = FairQueue[Job](weights=weights)
+        self._waiting = FairQueue[Job](perf_counter, weights)
 
     def __len__(self) -> int:
         return len(self._active) + len(self._waiting)
@@ -157,16 +157,19 @@ class _Lane:
 class Slices:
     """The long work of one member. It belongs to the loop on which it was created.
 
+    Arguments:
+        weights: as in ``FairQueue``.
+
     Attributes:
         charge: called with an identity and the seconds that were worked for it.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, weights: Weights = EQUAL) -> None:
         self.charge: Callable[[Identity, float], None] = lambda identity, seconds: None
         self._loop = asyncio.get_running_loop()
-        self._short = _Lane(SHORT_ACTIVE_MAX)
-        self._long = _Lane(LONG_ACTIVE_MAX)
-        self._ahead = _Lane(SHORT_ACTIVE_MAX)
+        self._short = _Lane(SHORT_ACTIVE_MAX, weights)
+        self._long = _Lane(LONG_ACTIVE_MAX, weights)
+        self._ahead = _Lane(SHORT_ACTIVE_MAX, weights)
         self._scheduled = False
         self._inline_left_s = INLINE_S
         self.is_late = False

@@ -84,7 +84,7 @@ class QuotaListResponse(_message.Message):
     def __init__(self, header: _Optional[_Union[_rpc_pb2.ResponseHeader, _Mapping]] = ..., quotas: _Optional[_Iterable[_Union[PrefixQuota, _Mapping]]] = ...) -> None: ...
 
 class Limit(_message.Message):
-    __slots__ = ("kind", "name", "requests_per_s", "requests_burst", "bytes_per_s", "bytes_burst", "watches_max")
+    __slots__ = ("kind", "name", "requests_per_s", "requests_burst", "bytes_per_s", "bytes_burst", "watches_max", "weight")
     KIND_FIELD_NUMBER: _ClassVar[int]
     NAME_FIELD_NUMBER: _ClassVar[int]
     REQUESTS_PER_S_FIELD_NUMBER: _ClassVar[int]
@@ -92,6 +92,7 @@ class Limit(_message.Message):
     BYTES_PER_S_FIELD_NUMBER: _ClassVar[int]
     BYTES_BURST_FIELD_NUMBER: _ClassVar[int]
     WATCHES_MAX_FIELD_NUMBER: _ClassVar[int]
+    WEIGHT_FIELD_NUMBER: _ClassVar[int]
     kind: str
     name: bytes
     requests_per_s: int
@@ -99,7 +100,8 @@ class Limit(_message.Message):
     bytes_per_s: int
     bytes_burst: int
     watches_max: int
-    def __init__(self, kind: _Optional[str] = ..., name: _Optional[bytes] = ..., requests_per_s: _Optional[int] = ..., requests_burst: _Optional[int] = ..., bytes_per_s: _Optional[int] = ..., bytes_burst: _Optional[int] = ..., watches_max: _Optional[int] = ...) -> None: ...
+    weight: int
+    def __init__(self, kind: _Optional[str] = ..., name: _Optional[bytes] = ..., requests_per_s: _Optional[int] = ..., requests_burst: _Optional[int] = ..., bytes_per_s: _Optional[int] = ..., bytes_burst: _Optional[int] = ..., watches_max: _Optional[int] = ..., weight: _Optional[int] = ...) -> None: ...
 
 class LimitSetRequest(_message.Message):
     __slots__ = ("limit",)

@@ -345,7 +345,11 @@ class Replica:
         node, header = self.node, self.header
         self.watch_runner = WatchRunner()
         self.hub = WatchHub(
-            self.store, lambda revision: header.encode(revision, node.term), self.watch_runner.wake, devices.cork
+            self.store,
+            lambda revision: header.encode(revision, node.term),
+            self.watch_runner.wake,
+            devices.cork,
+            node.uses.weights,
         )
         self.throttle = Throttle(
             self.applier.limits,
@@ -353,6 +357,7 @@ class Replica:
             asyncio.get_running_loop().time,
             self.hub.counts.held,
             partial(setattr, self.admission, "throttle"),
+            node.uses.weights,
         )
         self.hub.on_count = self.throttle.watches_changed
         self.leader_guard = LeaderGuard(node)

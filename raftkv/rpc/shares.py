@@ -299,10 +299,12 @@ class Uses:
 
     Attributes:
         company: charges left during which several identities count as present; 0: one has the member for itself.
+        weights: by queue, of those that an operator gave one (``apply/limits``); as in ``loop/fair``.
     """
 
     def __init__(self, clock: Callable[[], float] = monotonic) -> None:
         self.company = 0
+        self.weights: dict[Identity, float] = {}
         self._clock = clock
         self._last: Use | None = None
         self._named: dict[Identity, Use] = {}

@@ -60,7 +60,7 @@ from typing import Any, Final, Protocol, cast
 
 from raftkv.loop.cork import Cork
 from raftkv.loop.cycle_free import nothing
-from raftkv.loop.fair import FairQueue, Identity
+from raftkv.loop.fair import EQUAL, FairQueue, Identity, Weights
 from raftkv.rpc.shares import identity_of_peer, queue_of
 
 READ: Final = 1
@@ -115,15 +115,22 @@ class EpollPoller:
         loop: event loop of all owners.
         cork: held while owners are called.
         clock: returns seconds.
+        weights: as in ``FairQueue``.
     """
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, cork: Cork, clock: Callable[[], float] = monotonic) -> None:
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        cork: Cork,
+        clock: Callable[[], float] = monotonic,
+        weights: Weights = EQUAL,
+    ) -> None:
         self._loop = loop
         self._cork = cork
         self._clock = clock
         self._epoll = select.epoll()
         self._owners: dict[int, Watched] = {}
-        self._left = FairQueue[int]()
+        self._left = FairQueue[int](weights=weights)
         """Descriptors that the kernel has reported and that have not been served yet."""
         self._left_events: dict[int, int] = {}
         self._last_served: dict[int, int] = {}
@@ -251,9 +258,9 @@ class LoopPoller:
         """Implement ``Poller.close``: there is nothing to release."""
 
 
-def open_poller(loop: asyncio.AbstractEventLoop, cork: Cork) -> Poller:
+def open_poller(loop: asyncio.AbstractEventLoop, cork: Cork, weights: Weights = EQUAL) -> Poller:
     """Return the best poller that the system has."""
-    return EpollPoller(loop, cork) if hasattr(select, "epoll") else LoopPoller(loop)
+    return EpollPoller(loop, cork, weights=weights) if hasattr(select, "epoll") else LoopPoller(loop)
 
 
 HIGH_BYTES: Final = 64 * 1024

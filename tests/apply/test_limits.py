@@ -28,6 +28,7 @@ def apply(machine: Machine, limit: admin_pb2.Limit) -> None:
             requests_per_s=st.sampled_from((-1, 0, 0, 1, 10)),
             requests_burst=st.sampled_from((0, 0, 5)),
             watches_max=st.sampled_from((0, 0, 3)),
+            weight=st.sampled_from((0, 0, 1, 10_000, 10_001)),
         )
     )
 )
@@ -44,7 +45,7 @@ def test_limits_match_model_and_survive_restart(limits: list[admin_pb2.Limit]) -
             pass
         else:
             model.pop(subject, None)
-            if limit.requests_per_s or limit.watches_max:
+            if limit.requests_per_s or limit.watches_max or limit.weight:
                 model[subject] = limit
     assert machine.applier.limits.by_subject == model
     assert machine.reopened().applier.limits.messages() == [model[subject] for subject in sorted(model)]
@@ -61,6 +62,10 @@ def test_limits_match_model_and_survive_restart(limits: list[admin_pb2.Limit]) -
         (admin_pb2.Limit(kind="user", name=b"a", requests_burst=9), "a burst needs a rate of at least one"),
         (admin_pb2.Limit(kind="user", name=b"a", bytes_burst=9), "a burst needs a rate of at least one"),
         (admin_pb2.Limit(kind="prefix", name=b"a", watches_max=9), "not prefix"),
+        (admin_pb2.Limit(kind="user", name=b"a", weight=-1), "0 (none) or more"),
+        (admin_pb2.Limit(kind="user", name=b"a", weight=10_001), "a weight is 1 to 10,000"),
+        (admin_pb2.Limit(kind="role", name=b"a", weight=1), "of a user, certificate or address"),
+        (admin_pb2.Limit(kind="each", weight=1), "of a user, certificate or address"),
     ],
 )
 def test_invalid_limit_is_refused_identically(limit: admin_pb2.Limit, text: str) -> None:

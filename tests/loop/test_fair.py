@@ -150,6 +150,28 @@ def test_waiting_does_not_depend_on_the_length_of_a_flood() -> None:
     assert waited[0] == waited[1] <= 1
 
 
+def test_identities_are_served_by_their_weights() -> None:
+    weights: dict[Identity, float] = {b"alice": 3.0, b"bob": 0.5}
+    queue = FairQueue[int](weights=weights)
+    served = dict.fromkeys(NAMES[:3], 0)
+
+    def serve(count: int) -> dict[Identity, int]:
+        for number in range(count):
+            for name in served:
+                queue.add(name, number)
+        for _ in range(count):
+            identity, _item = queue.pop()
+            queue.charge(identity, 1)
+            served[identity] += 1
+        return dict(served)
+
+    assert serve(900) == {b"alice": 600, b"bob": 100, "address 10.0.0.0/24": 200}
+    queue.clear()
+    weights.clear()
+    served.update(dict.fromkeys(served, 0))
+    assert set(serve(900).values()) == {300}
+
+
 def test_wait_is_known_by_the_speed_of_late() -> None:
     now = [0.0]
     queue = FairQueue[int](lambda: now[0])

@@ -6,12 +6,15 @@ import asyncio
 from types import SimpleNamespace
 from typing import Any, cast
 
+import pytest
+
 from raftkv.apply.quotas import COUNT_ON
 from raftkv.apply.txn import LONG_WORK
 from raftkv.pb import admin_pb2
 from raftkv.replica.node.proposals import KEY_COST_BYTES, PACE_MIN_BYTES
 from raftkv.server.maintenance.quotas import QuotaService
 from tests.rpc.loop import until
+from tests.server.auth.members import Members
 
 PARTS = 5
 """Entries that count a prefix."""
@@ -60,3 +63,14 @@ async def test_one_entry_counts_at_a_time_however_many_quotas_are_set() -> None:
     await until(lambda: not any(responder.left.values()))
     assert responder.counting_max == 1
     assert all(PACE_MIN_BYTES / KEY_COST_BYTES < work < LONG_WORK for work in responder.works)
+
+
+@pytest.mark.interpreted
+def test_a_weight_reaches_the_queues_of_every_member() -> None:
+    world = Members(3)
+    for weight in (300, 0):
+        limit = admin_pb2.Limit(kind="user", name=b"alice", weight=weight)
+        world.start("raftkvpb.Admin/LimitSet", admin_pb2.LimitSetRequest(limit=limit), at=1)
+        world.wait(0.1)
+        assert [member.node.uses.weights for member in world.members] == [{b"alice": 3.0} if weight else {}] * 3
+    world.close()

@@ -16,6 +16,7 @@ from raftkv.pb import rpc_pb2
 from raftkv.replica.node.admission import Admission
 from raftkv.replica.node.node import Node
 from raftkv.rpc.server.stream import StreamCall
+from raftkv.rpc.shares import Uses
 from raftkv.rpc.status import RpcError
 from raftkv.server.services.range_stream import RangeStreamService
 from raftkv.server.services.responder import Responder
@@ -66,7 +67,7 @@ def streamed(
         applier = Applier(machine.store, machine.alarms, machine.membership, Granted())
         header = HeaderEncoder(1, 2)
         responder = Responder(
-            cast(Node, ManualNode()), applier, header, cast(Admission, NoAdmission()), lambda needed: None
+            cast(Node, ManualNode()), applier, header, cast(Admission, NoAdmission()), lambda needed: None, Uses()
         )
         service = RangeStreamService(responder, CHUNK_BYTES)
         call = Call(request, on_chunk, rooms)

@@ -308,7 +308,9 @@ class Assembly:
     def _serve(self, replica: Replica) -> None:
         """Create the services for clients and members, connect and start them."""
         node, guard = replica.node, replica.leader_guard
-        responder = Responder(node, replica.applier, replica.header, replica.admission, replica.versions.check_capable)
+        responder = Responder(
+            node, replica.applier, replica.header, replica.admission, replica.versions.check_capable, node.uses
+        )
         leases = LeaseService(responder, replica.lessor, guard, self.cork)
         self.handlers = Handlers()
         server: Any = self.handlers

@@ -212,14 +212,15 @@ def quota_list(invocation: Invocation) -> None:
 
 def quota_limit(invocation: Invocation) -> None:
     """Set a limit on the rate of requests."""
-    names = ("requests", "requests-burst", "bytes", "bytes-burst", "watches")
+    names = ("requests", "requests-burst", "bytes", "bytes-burst", "watches", "weight")
     if not invocation.changed.intersection(names):
-        raise CommandError("quota limit needs --requests, --bytes, --watches or more of them", BAD_ARGUMENTS)
+        raise CommandError("quota limit needs --requests, --bytes, --watches, --weight or more of them", BAD_ARGUMENTS)
     limit = _limit(invocation, "limit")
     limit.requests_per_s, limit.requests_burst = invocation["requests"], invocation["requests-burst"]
     limit.bytes_per_s = parse_size(invocation["bytes"])
     limit.bytes_burst = parse_size(invocation["bytes-burst"], "--bytes-burst")
     limit.watches_max = invocation["watches"]
+    limit.weight = invocation["weight"] if "weight" in invocation.changed else 0
     _show_limits(invocation, methods.LIMIT_SET, admin_pb2.LimitSetRequest(limit=limit), [limit])
 
 
@@ -234,8 +235,8 @@ def quota_limits(invocation: Invocation) -> None:
     _show_limits(invocation, methods.LIMIT_LIST, admin_pb2.LimitListRequest())
 
 
-_LIMIT_HEADER = ["of", "requests/s", "burst", "bytes/s", "burst", "watches"]
-_LIMIT_NAMES = ("requests_per_s", "requests_burst", "bytes_per_s", "bytes_burst", "watches_max")
+_LIMIT_HEADER = ["of", "requests/s", "burst", "bytes/s", "burst", "watches", "weight"]
+_LIMIT_NAMES = ("requests_per_s", "requests_burst", "bytes_per_s", "bytes_burst", "watches_max", "weight")
 
 
 def _limit(invocation: Invocation, command: str) -> admin_pb2.Limit:

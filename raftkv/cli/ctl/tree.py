@@ -380,6 +380,14 @@ _LIMIT_FLAGS = _ours(
     ),
     Flag("bytes-burst", default="0", usage="burst allowed at once; 0 means one second's worth"),
     Flag("watches", INT, usage="open watches at each member; 0 means no limit"),
+    Flag(
+        "weight",
+        INT,
+        100,
+        usage="part of each member's time while others wait, 1 to 10000; others have 100",
+        least=1,
+        most=10_000,
+    ),
 )
 
 

@@ -155,7 +155,7 @@ class Node(AwaitableNode):
         self.on_conf_change: list[Callable[[], None]] = []
         self._loop, self.uses, timeout_s = asyncio.get_running_loop(), Uses(), settings.request_timeout_s
         clock = self._loop.time
-        self.proposals = Proposals(ids, timeout_s, clock, self.uses.waited, self._keys_of)
+        self.proposals = Proposals(ids, timeout_s, clock, self.uses.waited, self._keys_of, self.uses.weights)
         # Membership changes that are applied and not reported yet.
         self._changes: list[tuple[Waiter | None, Outcome]] = []
         self.backlog = Backlog(raw.raft.log, settings)
@@ -174,7 +174,7 @@ class Node(AwaitableNode):
         self._scheduled = self._in_turn = self._has_conf_changes = False
         self.applying = Applying(self, self._wake)
         self._unwritten_hard_state: HardState | None = None
-        self._forwarded, self._pace = Forwarded(clock, timeout_s), Pace()
+        self._forwarded, self._pace = Forwarded(clock, timeout_s, self.uses.weights), Pace()
         # The core refused proposals at the last attempt; try again at the next tick or with a new leader.
         self._refused = False
         self._ticker: asyncio.TimerHandle | None = None

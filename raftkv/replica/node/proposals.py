@@ -34,7 +34,7 @@ from raftkv import errors
 from raftkv.apply import wire as requests
 from raftkv.apply.applier import Outcome
 from raftkv.apply.txn import LONG_WORK
-from raftkv.loop.fair import MEMBER, FairQueue
+from raftkv.loop.fair import EQUAL, MEMBER, FairQueue, Weights
 from raftkv.pb import rpc_pb2
 from raftkv.raft.errors import ProposalDropped
 from raftkv.rpc.shares import Identity, Shares, name_of, queue_of, refusal
@@ -142,6 +142,7 @@ class Proposals:
         clock: returns the loop time.
         on_wait: called with an identity, and the time that one of its proposals has waited for its turn.
         keys_of: counts the keys of the intervals of a txn: entries before it may have added some since it arrived.
+        weights: as in ``FairQueue``.
 
     Attributes:
         unsent_bytes: size of the entries that are not proposed yet.
@@ -157,6 +158,7 @@ class Proposals:
         clock: Callable[[], float],
         on_wait: Callable[[Identity, float], None] = lambda identity, seconds: None,
         keys_of: Callable[[rpc_pb2.TxnRequest], int] = lambda request: 0,
+        weights: Weights = EQUAL,
     ) -> None:
         self._ids = ids
         self._timeout_s = timeout_s
@@ -164,12 +166,12 @@ class Proposals:
         # In order of proposal, hence of timeout.
         self._waiters: dict[int, Waiter] = {}
         self._unsent: dict[int, bytes] = {}
-        self._crowd = _Crowd(clock)
+        self._crowd = _Crowd(clock, weights)
         """The oldest unsent proposals, while more wait than fit in one append: identities take turns by bytes."""
         self.unsent_bytes = self.taken_work_bytes = 0
         self._has_work = False
         """Whether an entry of ``_unsent`` has work that its bytes do not show."""
-        self._long = _Crowd()
+        self._long = _Crowd(None, weights)
         """Long entries that wait until another one is applied."""
         self.long_id = 0
         """Request id of the long entry that is unsent or in the log; 0: there is none."""
@@ -486,15 +488,15 @@ class _Crowd:
     """Entries that wait for the log, each under a number: identities take turns by bytes, and no flood delays others.
 
     Arguments:
-        clock: as in ``FairQueue``.
+        clock, weights: as in ``FairQueue``.
 
     Attributes:
         queue: the numbers.
         datas: the entries.
     """
 
-    def __init__(self, clock: Callable[[], float] | None = None) -> None:
-        self.queue = FairQueue[int](clock)
+    def __init__(self, clock: Callable[[], float] | None, weights: Weights) -> None:
+        self.queue = FairQueue[int](clock, weights)
         self.datas: dict[int, bytes] = {}
 
     def add(self, identity: Identity, number: int, data: bytes) -> None:
@@ -700,9 +702,10 @@ class Forwarded:
     Arguments:
         clock: monotonic seconds.
         patience_s: time that members wait for the outcome of a proposal.
+        weights: as in ``FairQueue``.
     """
 
-    def __init__(self, clock: Callable[[], float], patience_s: float) -> None:
+    def __init__(self, clock: Callable[[], float], patience_s: float, weights: Weights = EQUAL) -> None:
         self._clock = clock
         self._patience_s = patience_s
         self._unsorted: list[tuple[int, bytes]] = []
@@ -711,7 +714,7 @@ class Forwarded:
         """Arrival times of proposals that are not late yet, and the last number of each message."""
         self._late = 0
         """Number up to which proposals are late."""
-        self._crowd = _Crowd()
+        self._crowd = _Crowd(None, weights)
         """The oldest proposals, while more wait than fit in one append, by user or member."""
         self.size_bytes = 0
 

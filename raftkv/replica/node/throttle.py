@@ -31,7 +31,7 @@ from typing import Any, Final, TypeVar
 from raftkv import errors
 from raftkv.apply import wire
 from raftkv.apply.auth.store import AuthStore
-from raftkv.apply.limits import EACH, PREFIX, ROLE, Limits, Subject
+from raftkv.apply.limits import EACH, PREFIX, ROLE, WEIGHT_OF_OTHERS, Limits, Subject, limits_requests
 from raftkv.pb import admin_pb2, rpc_pb2
 from raftkv.rpc.server.calls import Observer, ServerCall
 from raftkv.rpc.shares import Identity, name_of, queue_of, queue_of_call
@@ -112,7 +112,8 @@ class Throttle:
         auth: knows the roles of users.
         clock: returns the loop time.
         watch_counts: open watches by queue (``shares.queue_of``).
-        attach: called with this object while there are limits, otherwise with ``None``.
+        attach: called with this object while there are limits of requests, otherwise with ``None``.
+        weights: weights of queues, which are kept up to date here.
     """
 
     def __init__(
@@ -122,6 +123,7 @@ class Throttle:
         clock: Callable[[], float],
         watch_counts: Mapping[Identity, int],
         attach: Callable[[Throttle | None], None],
+        weights: dict[Identity, float],
     ) -> None:
         self._limits = limits
         self._auth = auth
@@ -131,6 +133,7 @@ class Throttle:
         """Open watches by role, counted when a limit first needs them; forgotten when users change."""
         self._users_at = -1
         self._attach = attach
+        self._weights = weights
         self._buckets: dict[Subject, Bucket] = {}
         self._each: OrderedDict[Identity, Bucket] = OrderedDict()
         self._prefixes: dict[bytes, Bucket] = {}
@@ -141,7 +144,12 @@ class Throttle:
 
     def _reload(self) -> None:
         """Apply changed limits; the use of unchanged limits still counts."""
-        found, last = self._limits.by_subject, self._buckets
+        self._weights.clear()
+        for subject, limit in self._limits.by_subject.items():
+            if limit.weight:
+                self._weights[queue_of_subject(subject)] = limit.weight / WEIGHT_OF_OTHERS
+        found = {subject: limit for subject, limit in self._limits.by_subject.items() if limits_requests(limit)}
+        last = self._buckets
         each = last.get((EACH, b""))
         self._buckets = {
             subject: last[subject] if subject in last and last[subject].limit == limit else Bucket(limit)
@@ -306,6 +314,12 @@ def subject_of(queue: Identity) -> Subject:
         return "user", queue
     kind, _, name = queue.partition(" ")
     return kind, name.encode()
+
+
+def queue_of_subject(subject: Subject) -> Identity:
+    """Return the queue of a user, certificate or network: the inverse of ``subject_of``."""
+    kind, name = subject
+    return name if kind == "user" else f"{kind} {name.decode('utf-8', 'replace')}"
 
 
 def _recent(table: OrderedDict[Identity, T], queue: Identity, make: Callable[[], T]) -> T:

@@ -18,7 +18,7 @@ from itertools import chain, islice
 from typing import TYPE_CHECKING, Final
 
 from raftkv import errors
-from raftkv.loop.fair import FairQueue
+from raftkv.loop.fair import EQUAL, FairQueue, Weights
 from raftkv.replica.watch import messages
 from raftkv.replica.watch.index import Watcher
 from raftkv.replica.watch.piece import EVENT_BYTES, Piece, View
@@ -42,16 +42,22 @@ class CatchUp:
         header: encodes a response header for a revision.
         synced: receives a watcher that has all events.
         wake: requests a call of ``step``.
+        weights: as in ``FairQueue``.
     """
 
     def __init__(
-        self, store: Store, header: Callable[[int], bytes], synced: Callable[[Watcher], None], wake: Callable[[], None]
+        self,
+        store: Store,
+        header: Callable[[int], bytes],
+        synced: Callable[[Watcher], None],
+        wake: Callable[[], None],
+        weights: Weights = EQUAL,
     ) -> None:
         self._store = store
         self._header = header
         self._synced = synced
         self._wake = wake
-        self._queue = FairQueue[Watcher]()
+        self._queue = FairQueue[Watcher](weights=weights)
         self._piece: Piece | None = None
         self._work: Iterator[int] | None = None
         """The piece in progress."""

@@ -30,6 +30,7 @@ from typing import Final
 
 from raftkv import errors
 from raftkv.loop.cork import Cork
+from raftkv.loop.fair import EQUAL, Weights
 from raftkv.replica.watch import messages
 from raftkv.replica.watch.catch_up import CatchUp
 from raftkv.replica.watch.index import LOOK_BYTES, Group, Watcher, WatcherIndex
@@ -187,13 +188,21 @@ class WatchHub:
         header: encodes a response header for a revision.
         wake: requests a call of ``catch_up`` soon; its result says whether to call it again.
         cork: flushes streams at the end of a turn.
+        weights: as in ``FairQueue``.
     """
 
-    def __init__(self, store: Store, header: Callable[[int], bytes], wake: Callable[[], None], cork: Cork) -> None:
+    def __init__(
+        self,
+        store: Store,
+        header: Callable[[int], bytes],
+        wake: Callable[[], None],
+        cork: Cork,
+        weights: Weights = EQUAL,
+    ) -> None:
         self._store = store
         self._encode_header = header
         self._index = WatcherIndex()
-        self._catch_up = CatchUp(store, header, self._caught_up, wake)
+        self._catch_up = CatchUp(store, header, self._caught_up, wake, weights)
         self._pending: Batch = []
         self._deliveries_left = self._bytes_left = 0
         self._fallen: deque[WatcherIndex] = deque()

@@ -340,13 +340,13 @@ class Server:
     def poller(self) -> Poller:
         """Return the poller of this server's sockets, created at first use, on the running loop."""
         if self._poller is None:
-            self._poller = open_poller(asyncio.get_running_loop(), self.cork)
+            self._poller = open_poller(asyncio.get_running_loop(), self.cork, self.answers.uses.weights)
         return self._poller
 
     def backlog(self) -> Backlog:
         """Return the queue of connections with unprocessed input, created at first use, on the running loop."""
         if self._backlog is None:
-            self._backlog = Backlog(self.cork, asyncio.get_running_loop())
+            self._backlog = Backlog(self.cork, asyncio.get_running_loop(), self.answers.uses.weights)
         return self._backlog
 
     @property

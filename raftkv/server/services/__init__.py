@@ -16,7 +16,7 @@ Laws:
 
 Example::
 
-    responder = Responder(node, applier, header, admission, check_capable)
+    responder = Responder(node, applier, header, admission, check_capable, uses)
     KVService(responder, txn_operations_max=128).register(server)
 
 Modules: ``kv``, ``range_stream`` (a range in chunks), ``cluster`` (members), ``health``, ``responder``, ``crowded``

@@ -31,7 +31,7 @@ from raftkv.replica.node.waits import AwaitableNode
 from raftkv.rpc.server.budget import CONNECTION_FULL
 from raftkv.rpc.server.calls import ServerCall, UnaryCall
 from raftkv.rpc.server.server import Server
-from raftkv.rpc.shares import Identity, Shares, greedier, identity_of, name_of, queue_of_call
+from raftkv.rpc.shares import Identity, Shares, Uses, greedier, identity_of, name_of, queue_of_call
 from raftkv.rpc.status import RpcError
 from raftkv.storage.mvcc_range import PinnedView
 
@@ -190,6 +190,7 @@ class Responder:
         header: encodes the header of responses.
         admission: refuses requests that this member cannot take.
         check_capable: refuses requests that need a version which not all members run.
+        uses: use of the member, to which long work is charged.
 
     Attributes:
         caller_of: determines the current caller of a call; raises if its token has ended.
@@ -202,13 +203,15 @@ class Responder:
         header: HeaderEncoder,
         admission: Admission,
         check_capable: Callable[[tuple[int, int]], None],
+        uses: Uses,
     ) -> None:
         self.node = node
         self.applier = applier
         self.header = header
         self.admission = admission
         self._check_capable = check_capable
-        self.slices = Slices()
+        self.slices = Slices(uses.weights)
+        self.slices.charge = uses.charge
         self.auth = applier.auth
         self.caller_of: Callable[[ServerCall], Caller | None] = lambda call: call.caller
         self._growing = Shares(0)

@@ -17,6 +17,7 @@ from raftkv.replica.maintenance.hashes import Hashes
 from raftkv.replica.node.admission import Admission
 from raftkv.replica.node.node import Node
 from raftkv.rpc.server.calls import UnaryCall
+from raftkv.rpc.shares import Uses
 from raftkv.server.maintenance.service import MaintenanceService
 from raftkv.server.services.responder import Responder
 from tests.apply.machine import Machine
@@ -31,7 +32,9 @@ def _parts() -> tuple[Hashes, MaintenanceService]:
     machine.apply(put(b"k"))
     applier = Applier(machine.store, machine.alarms, machine.membership, Granted())
     admission = cast(Admission, NoAdmission())
-    responder = Responder(cast(Node, ManualNode()), applier, HeaderEncoder(1, 2), admission, lambda needed: None)
+    responder = Responder(
+        cast(Node, ManualNode()), applier, HeaderEncoder(1, 2), admission, lambda needed: None, Uses()
+    )
     hashes = Hashes(machine.store, 1, pytest.fail)
     service = MaintenanceService(responder, machine.store, 0, cast(Defragmenter, None), hashes)
     return hashes, service

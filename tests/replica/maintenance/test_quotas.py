@@ -113,7 +113,7 @@ def test_limits_are_set_by_raftkvctl_met_and_waited_for(cluster: Cluster) -> Non
     assert json.loads(_ctl(cluster, "limits", "--json")[1]) == [
         {
             "kind": "prefix", "name": "slow/", "requests_per_s": 2, "requests_burst": 1, "bytes_per_s": 0,
-            "bytes_burst": 0, "watches_max": 0,
+            "bytes_burst": 0, "watches_max": 0, "weight": 0,
         }
     ]  # fmt: skip
     wait_for(lambda: all(_has_limit(endpoint) for endpoint in cluster.endpoints), "the limit at all members")
@@ -135,7 +135,9 @@ def test_limits_are_set_by_raftkvctl_met_and_waited_for(cluster: Cluster) -> Non
     assert _ctl(cluster, "unlimit", "prefix", "slow/") == (0, "", "")
     assert _ctl(cluster, "unlimit", "prefix", "slow/") == (1, "", "Error: raftkv: no limit of this name\n")
     assert _ctl(cluster, "limits") == (0, "", "")
-    assert "--requests, --bytes, --watches" in _ctl(cluster, "limit", "each")[2]
+    assert "--requests, --bytes, --watches, --weight" in _ctl(cluster, "limit", "each")[2]
+    assert "--weight" in _ctl(cluster, "limit", "user", "a", "--weight=0")[2]
+    assert "a weight is 1 to 10,000" in _ctl(cluster, "limit", "role", "a", "--weight=50")[2]
     assert "a burst needs a rate" in _ctl(cluster, "limit", "user", "a", "--requests-burst=1")[2]
     assert "a limit is of a user" in _ctl(cluster, "limit", "user", "--requests=1")[2]
 

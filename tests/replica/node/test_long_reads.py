@@ -22,7 +22,7 @@ from raftkv.replica.node.admission import Admission
 from raftkv.replica.node.node import Node
 from raftkv.rpc.server.budget import CONNECTION_FULL
 from raftkv.rpc.server.calls import UnaryCall
-from raftkv.rpc.shares import Identity
+from raftkv.rpc.shares import Identity, Uses
 from raftkv.rpc.status import RpcError
 from raftkv.server.services import responder as responder_module
 from raftkv.server.services.kv import KVService
@@ -83,7 +83,7 @@ class World:
         applier = Applier(self.machine.store, self.machine.alarms, self.machine.membership, Granted())
         admission = cast(Admission, NoAdmission())
         self.responder = Responder(
-            cast(Node, ManualNode()), applier, HeaderEncoder(1, 2), admission, lambda needed: None
+            cast(Node, ManualNode()), applier, HeaderEncoder(1, 2), admission, lambda needed: None, Uses()
         )
         self.service = KVService(self.responder, 128)
 

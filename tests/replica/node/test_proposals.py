@@ -211,6 +211,23 @@ def test_a_flood_of_proposals_delays_another_user_by_one_append(proposals: Propo
     assert all(len(batch) <= 2 for batch in taken)
 
 
+@pytest.mark.parametrize("is_forwarded", [False, True])
+def test_appends_hold_more_of_a_user_with_more_weight(is_forwarded: bool) -> None:
+    weights: dict[str | bytes, float] = {b"alice": 3.0}
+    own = Proposals(count(1), 7.0, clock=lambda: 0.0, weights=weights)
+    forwarded = Forwarded(lambda: 0.0, 7.0, weights)
+    own.shares.limit = 1 << 30
+    for user in [b"bob", b"alice"] * 2_000:
+        body = user.ljust(100)
+        if is_forwarded:
+            forwarded.add([encode(Kind.IDENTIFIED, 2, identified(RequestCaller(user, 1), Kind.PUT, body))])
+        else:
+            own.add(Kind.PUT, body, Caller(user), 0.0)
+    taken = forwarded.take(1 << 20) if is_forwarded else own.take_unsent(1 << 20)
+    of_alice = sum(b"alice   " in data for _, data in taken)
+    assert of_alice == pytest.approx(len(taken) * 3 / 4, abs=2)
+
+
 def test_many_small_proposals_delay_another_user_by_one_append_too(proposals: Proposals) -> None:
     """An append takes thousands of them: to look at no more than it takes would keep the order of arrival."""
     proposals.shares.limit = 1 << 30

@@ -29,7 +29,8 @@ class World:
         self.watches: dict[str | bytes, int] = {}
         self.attached: Throttle | None = None
         self.auth: Any = SimpleNamespace(users=self.users, revision=1)
-        self.throttle = Throttle(self.limits, self.auth, lambda: self.now, self.watches, self._attach)
+        self.weights: dict[str | bytes, float] = {}
+        self.throttle = Throttle(self.limits, self.auth, lambda: self.now, self.watches, self._attach, self.weights)
         for limit in limits:
             self.limits.execute(limit)
 
@@ -63,6 +64,17 @@ def call_of(user: bytes = b"", address: str = "10.0.0.7", path: str = "/etcdserv
 def limit(kind: str, name: bytes = b"", **numbers: int) -> admin_pb2.Limit:
     """Make a limit."""
     return admin_pb2.Limit(kind=kind, name=name, **numbers)  # type: ignore[arg-type]
+
+
+def test_weights_are_no_limits_and_change_with_them() -> None:
+    world = World(limit("user", b"a", weight=300), limit("address", b"10.0.0.0/24", weight=1))
+    assert world.weights == {b"a": 3.0, "address 10.0.0.0/24": 0.01}
+    assert world.attached is None
+    world.limits.execute(limit("each", requests_per_s=1))
+    assert [world.wait_ms(call_of(b"a")) > 0 for _ in range(2)] == [False, True], "it has no limit of its own"
+    world.limits.execute(limit("user", b"a"))
+    world.limits.execute(limit("certificate", b"a", weight=50))
+    assert world.weights == {"certificate a": 0.5, "address 10.0.0.0/24": 0.01}
 
 
 def test_a_burst_is_taken_and_then_the_rate() -> None:

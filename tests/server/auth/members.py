@@ -56,7 +56,9 @@ class _Served(Member):
 
     def _serve(self, replica: Replica) -> None:
         node, guard = replica.node, replica.leader_guard
-        responder = Responder(node, replica.applier, replica.header, replica.admission, replica.versions.check_capable)
+        responder = Responder(
+            node, replica.applier, replica.header, replica.admission, replica.versions.check_capable, node.uses
+        )
         self.users = Users(ServerConfig(bcrypt_cost=PASSWORD_COST), replica.applier, node, responder.slices)
         self.registry = Registry(self.users.guard.around)
         server, live = cast(Any, self.registry), self.users.live

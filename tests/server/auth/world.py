@@ -36,7 +36,7 @@ from raftkv.rpc.framing import MessageAssembler
 from raftkv.rpc.server.calls import ServerCall
 from raftkv.rpc.server.router import Kind as CallKind
 from raftkv.rpc.server.stream import Listener
-from raftkv.rpc.shares import Identity
+from raftkv.rpc.shares import Identity, Uses
 from raftkv.rpc.status import RpcError
 from raftkv.server.auth.simple_tokens import SECRET_LETTERS, digest_of
 from raftkv.server.auth.users import Users
@@ -426,7 +426,7 @@ class World:
         self.node = WorldNode(self.machine)
         header = HeaderEncoder(1, 2)
         self.responder = Responder(
-            cast(Node, self.node), self.applier, header, cast(Admission, Admitting()), lambda needed: None
+            cast(Node, self.node), self.applier, header, cast(Admission, Admitting()), lambda needed: None, Uses()
         )
         config = ServerConfig(bcrypt_cost=PASSWORD_COST, **settings)
         self.users = Users(config, self.applier, cast(Node, self.node), self.responder.slices)

@@ -26,6 +26,7 @@ from raftkv.replica.node.waits import AwaitableNode
 from raftkv.replica.watch.hub import WatchHub
 from raftkv.rpc.server.calls import UnaryCall
 from raftkv.rpc.server.stream import StreamCall
+from raftkv.rpc.shares import Uses
 from raftkv.rpc.status import RpcError
 from raftkv.server.recipes.election import ElectionService
 from raftkv.server.recipes.local_client import Recipe
@@ -121,7 +122,7 @@ class RecipeMember:
         self.store.on_changes = self.hub.changed
         self._behind = False
         responder = Responder(
-            cast(Node, self.node), self.applier, header, cast(Admission, NoAdmission()), lambda needed: None
+            cast(Node, self.node), self.applier, header, cast(Admission, NoAdmission()), lambda needed: None, Uses()
         )
         self.recipe = Recipe(responder, self.hub, self.leases)
         self.guard = NoGuard()
