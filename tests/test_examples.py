@@ -211,6 +211,7 @@ def test_example_prints_expected_output(name, tmp_path):
     assert re.fullmatch(EXPECTED[name][1:] + "\n", done.stdout), done.stdout
 
 
+@pytest.mark.long
 def test_the_quickstart_takes_endpoints(raftkv_cluster):
     command = [sys.executable, str(EXAMPLES / "quickstart.py"), raftkv_cluster.endpoints[0]]
     done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=120)

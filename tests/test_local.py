@@ -56,6 +56,7 @@ def test_an_exception_in_the_block_passes_and_nothing_is_left(tmp_path):
     assert not _holders(str(tmp_path))
 
 
+@pytest.mark.long
 def test_a_member_is_killed_and_comes_back_with_its_data(tmp_path):
     with local(directory=tmp_path) as cluster, cluster.connect() as kv:
         kv.put("kept", b"1")
@@ -65,6 +66,7 @@ def test_a_member_is_killed_and_comes_back_with_its_data(tmp_path):
         assert kv.get("kept").value == b"1"
 
 
+@pytest.mark.long
 def test_a_member_can_be_paused(tmp_path):
     with local(directory=tmp_path) as cluster:
         member = cluster.members[0]
@@ -104,6 +106,7 @@ def test_an_even_size_is_refused():
         local(2)
 
 
+@pytest.mark.long
 def test_settings_of_the_callers_environment_do_not_reach_a_member(tmp_path, monkeypatch):
     monkeypatch.setenv("ETCD_NAME", "somebody-else")
     monkeypatch.setenv("ETCD_LISTEN_CLIENT_URLS", "http://127.0.0.1:1")
@@ -140,6 +143,7 @@ def _end(program: subprocess.Popen[str]) -> int:
     return status
 
 
+@pytest.mark.long
 def test_a_program_that_ends_without_closing_leaves_nothing(tmp_path):
     program, directory = _run(tmp_path, "pass")
     assert _end(program) == 0
@@ -183,6 +187,7 @@ threading.Event().wait()
         program.stdout.close()
 
 
+@pytest.mark.long
 def test_a_program_that_ctrl_c_ends_leaves_nothing(tmp_path):
     # A signal that comes just before a wait without a limit does not end it: Python looks for signals between calls.
     program, directory = _run(tmp_path, "while not threading.Event().wait(0.05): pass")

@@ -15,6 +15,7 @@ FAULTS = "tests/storage/test_system_faults.py"
 NAMED = f"{FAULTS}::test_each_failure_is_typed_or_passed_over_and_loses_nothing"
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("words", "taken"),
     [

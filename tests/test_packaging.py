@@ -43,6 +43,7 @@ def document(name: str) -> Any:
     return yaml.safe_load((ROOT / name).read_text(encoding="utf-8"))
 
 
+@pytest.mark.long
 def test_an_editable_install_wins_over_a_folder_of_the_same_name(tmp_path: Path) -> None:
     """Beside a clone named raftkv, ``import raftkv`` found its folder as an empty namespace package."""
     make = "import sys; from setuptools.build_meta import build_editable; print(build_editable(sys.argv[1]))"

@@ -92,11 +92,13 @@ def test_a_cluster_that_does_not_start_says_why_in_one_line(suite):
     )
 
 
+@pytest.mark.long
 def test_invalid_size_is_named(suite):
     result = suite("def test_one(raftkv_cluster): pass", ini="raftkv_size = 2")
     result.stdout.fnmatch_lines(["*a local cluster has 1, 3, 5 or 7 members, not 2*"])
 
 
+@pytest.mark.long
 def test_a_suite_that_does_not_use_it_starts_nothing(suite):
     result = suite("import sys\n\ndef test_one():\n    assert 'raftkv.client' not in sys.modules")
     result.assert_outcomes(passed=1)

@@ -39,6 +39,7 @@ def registry(raftkv_client, tmp_path) -> raftkv.checkpoint.Registry:
     return raftkv.checkpoint.Registry(raftkv_client, "job", uri=str(tmp_path / "registry"))
 
 
+@pytest.mark.long
 def test_files_below_the_uri_are_committed(registry):
     saver = Saver(registry)
     assert saver.newest() is None

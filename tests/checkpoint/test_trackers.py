@@ -58,6 +58,7 @@ def found(registry: Registry) -> tuple[bytes, bytes]:
     return found_by_deepspeed(registry.uri), found_by_megatron(registry.uri)
 
 
+@pytest.mark.long
 def test_both_tools_find_the_newest_commit(registry):
     assert write(registry) is None
     assert not os.path.exists(registry.uri)

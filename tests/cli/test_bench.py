@@ -69,6 +69,7 @@ def test_puts_are_messages_of_their_sizes(key_size: int, value_size: int) -> Non
     assert len(numbers) > 100
 
 
+@pytest.mark.long
 def test_a_measurement_writes_below_its_own_prefix_says_so_and_deletes_its_keys(cluster: Cluster) -> None:
     endpoint = cluster.endpoints[0]
     assert run_ctl(["--endpoints", endpoint, "put", "app", "1"]).code == 0

@@ -34,6 +34,7 @@ def bench(endpoint: str, *words: str) -> tuple[int, dict[str, Any]]:
     return done.returncode, json.loads(done.stdout)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("words", "events"),
     [

@@ -75,6 +75,7 @@ def process_of(directory: Path, name: str) -> int:
     raise AssertionError(f"no process of {name}")
 
 
+@pytest.mark.long
 def test_three_members_live_and_die():
     with local_cluster(3) as (process, ports, directory):
         ready = read_until(process, lambda line: line.startswith("ready: "))[-1]
@@ -114,6 +115,7 @@ def test_members_are_asked_to_stop_before_they_are_killed(tmp_path):
     assert (willing.exit_status, stubborn.exit_status) == (7, -signal.SIGKILL)
 
 
+@pytest.mark.long
 def test_members_that_cannot_run_are_named():
     with local_cluster(1, "--", "--heartbeat-interval=0") as (process, _, directory):
         text = "node1: exited with status 1: raftkv: --heartbeat-interval must be >0 (set to 0ms) "

@@ -112,6 +112,7 @@ def test_no_other_cluster_is_asked_where_all_is_left_out(server: NameServer) -> 
     assert (ran.code, ran.errors.splitlines()) == (1, [ignored, "Error: no endpoint with TLS was discovered"])
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("certificate", "insecure", "is_taken"),
     [("safe.example", False, True), ("localhost", False, False), ("localhost", True, True)],

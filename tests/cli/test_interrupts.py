@@ -89,6 +89,7 @@ def port(request: pytest.FixtureRequest) -> Iterator[MutePort]:
     port.close()
 
 
+@pytest.mark.long
 def test_sigterm_ends_the_first_process_of_a_container() -> None:
     """The agent of a node ignored the end of its pod while it waited for a member."""
     port = MutePort(closes=False)
@@ -213,6 +214,7 @@ def member() -> Iterator[str]:
         yield cluster.endpoints[0]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "words",
     [

@@ -17,7 +17,6 @@ from raftkv.cli.ctl import tree as ctl_tree
 from raftkv.cli.utl import tree as utl_tree
 from tests.cli.programs import Running
 from tests.cli.runner import run_ctl, run_server, run_utl
-from tests.long import long_except
 from tests.procs import RAFTKV, ROOT, Cluster
 
 BIN = Path(sys.executable).parent
@@ -41,6 +40,7 @@ def run(*words: str, **environment: str) -> subprocess.CompletedProcess[str]:
     )
 
 
+@pytest.mark.long
 def test_versions():
     assert run("raftkvctl", "version").stdout == f"raftkvctl version: {__version__}\nAPI version: 3.7\n"
     assert run("raftkv", "version").stdout.startswith(f"raftkv Version: {__version__}\nAPI Version: 3.7\n")
@@ -56,6 +56,7 @@ def test_exit_codes_reach_the_shell():
         assert "Traceback" not in done.stderr
 
 
+@pytest.mark.long
 def test_raftkvctl_ends_without_taking_its_modules_apart():
     """End at the last word: etcd's end-to-end tests found the process after their cluster, in every second run."""
     code = """
@@ -84,6 +85,7 @@ raftkvctl()
         assert done.stderr.startswith("begun")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "words",
     [
@@ -143,6 +145,7 @@ def test_streams_that_were_closed_at_the_start_do_not_become_files(tmp_path: Pat
     assert (done.returncode, report.read_text()) == (7, "above 2"), done.stderr.decode()
 
 
+@pytest.mark.long
 def test_start_up_imports_only_what_is_needed():
     light = imported_by("from raftkv.cli.ctl.__main__ import main; main(['version'])")
     assert not {"asyncio", "google.protobuf", "rich", "yaml", "lmdb"} & light
@@ -156,6 +159,7 @@ def test_start_up_imports_only_what_is_needed():
     }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("words", "offered"),
     [
@@ -243,7 +247,7 @@ DAEMONS = {
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("daemon", long_except(DAEMONS, {"torchft-lighthouse"}))
+@pytest.mark.parametrize("daemon", DAEMONS)
 def test_a_daemon_says_that_it_is_ready_when_its_cluster_answers(daemon: str) -> None:
     waits, ready = DAEMONS[daemon]
     with Cluster(RAFTKV) as cluster:

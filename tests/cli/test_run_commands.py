@@ -262,6 +262,7 @@ def test_a_compacted_history_says_so(raftkv_cluster, raftkv_client) -> None:
     assert text.startswith("run jobs/a: 1 generation, 1 node, 0 faults\n")
 
 
+@pytest.mark.long
 def test_on_a_terminal_there_are_frames_and_colour(raftkv_cluster, raftkv_client) -> None:
     write(raftkv_client, SCRIPT)
     master, slave = pty.openpty()
@@ -285,6 +286,7 @@ def test_on_a_terminal_there_are_frames_and_colour(raftkv_cluster, raftkv_client
 # ---- watch
 
 
+@pytest.mark.long
 def test_a_run_is_watched_live(raftkv_cluster, raftkv_client) -> None:
     write(raftkv_client, SCRIPT[:4])
     endpoint = raftkv_cluster.endpoints[0]

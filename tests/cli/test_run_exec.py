@@ -87,6 +87,7 @@ def test_a_killed_worker_is_followed_by_one_generation_and_success_closes_the_ru
     assert [name for name in left if not name.startswith("strike/")] == ["round", "state"]
 
 
+@pytest.mark.long
 def test_the_exit_code_is_the_workers_and_the_others_are_told(raftkv_cluster, tmp_path) -> None:
     words = ("--nnodes", "2", "--env-style", "torch")
     with (
@@ -103,6 +104,7 @@ def test_the_exit_code_is_the_workers_and_the_others_are_told(raftkv_cluster, tm
     assert "TF_CONFIG" not in written(tmp_path, "1-0.json")
 
 
+@pytest.mark.long
 def test_a_worker_that_falls_with_another_costs_its_node_no_restart(raftkv_cluster, tmp_path) -> None:
     words = ("--nnodes", "2", "--env-style", "torch", "--max-restarts")
     with node(raftkv_cluster, "a", "collateral", tmp_path, *words, "0") as first:
@@ -115,6 +117,7 @@ def test_a_worker_that_falls_with_another_costs_its_node_no_restart(raftkv_clust
     assert [written(tmp_path, f"2-{rank}.json")["RAFTKV_RESTARTS"] for rank in (0, 1)] == ["0", "1"]
 
 
+@pytest.mark.long
 def test_nodes_come_and_go_and_leave_no_process_behind(raftkv_cluster, tmp_path) -> None:
     words = ("--nnodes", "1:2", "--env-style", "torch,pet", "--conf", "last_call_timeout=0")
     with node(raftkv_cluster, "a", "wait", tmp_path, *words) as first:
@@ -139,6 +142,7 @@ def test_nodes_come_and_go_and_leave_no_process_behind(raftkv_cluster, tmp_path)
     assert causes[1] in ("heartbeat lost", "disconnected")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("words", "passed", "last"),
     [
@@ -159,6 +163,7 @@ def test_signals_reach_the_workers_and_those_to_handle_end_the_node(raftkv_clust
         assert written(tmp_path, "1-0.term")["pid"] == worker["pid"]
 
 
+@pytest.mark.long
 def test_workers_meet_at_the_address_by_which_rank_0_speaks_to_the_cluster(raftkv_cluster, tmp_path) -> None:
     words = raftkvctl(raftkv_cluster.endpoints[0], "run", "exec", "--job", JOB, "--conf", "last_call_timeout=0")
     with Running([*words, "--", sys.executable, "-I", "-S", str(WORKER), str(tmp_path), "end"]) as program:
@@ -167,6 +172,7 @@ def test_workers_meet_at_the_address_by_which_rank_0_speaks_to_the_cluster(raftk
     assert written(tmp_path, "1-0.json")["MASTER_ADDR"] == place
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("command", "code", "text"),
     [("no-such-command", 127, "no such file or directory"), ("/", 126, "permission denied")],
@@ -179,6 +185,7 @@ def test_a_command_that_cannot_be_run(raftkv_cluster, command: str, code: int, t
     assert done.errors == f"Error: cannot start '{command}': {text}"
 
 
+@pytest.mark.long
 def test_the_minimum_never_comes(raftkv_cluster) -> None:
     words = raftkvctl(raftkv_cluster.endpoints[0], "run", "exec", "--job", JOB, "--nnodes", "2:4")
     with Running([*words, "--conf", "join_timeout=0.5", "--", "true"]) as program:
@@ -212,6 +219,7 @@ def test_output_of_workers_is_prefixed_with_ranks(raftkv_cluster) -> None:
     assert print_all(raftkv_cluster, "--no-prefix") == (0, [f"rank {rank} says this" for rank in range(2)], ["why"] * 2)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("words", "shown", "files"),
     [

@@ -86,6 +86,7 @@ def test_child_uses_client_and_parent_connection_survives(member):
     assert run(member, program) == "0\nb'child'\nchild True\n"
 
 
+@pytest.mark.long
 def test_a_client_that_was_closed_is_closed_in_the_child_too(member):
     program = """
         kv.put('a', '1')
@@ -103,6 +104,7 @@ def test_a_client_that_was_closed_is_closed_in_the_child_too(member):
     assert run(member, program) == "0\n"
 
 
+@pytest.mark.long
 def test_a_child_that_closes_or_exits_leaves_the_parents_client_alone(member):
     program = """
         kv.put('a', '1')
@@ -120,6 +122,7 @@ def test_a_child_that_closes_or_exits_leaves_the_parents_client_alone(member):
     assert run(member, program) == "0\n0\nb'2'\n"
 
 
+@pytest.mark.long
 def test_objects_held_by_the_parent_are_unusable_in_the_child_and_stay_held(member):
     program = """
         told = []
@@ -219,6 +222,7 @@ def test_forks_in_the_middle_of_the_calls_of_many_threads(member):
     assert run(member, program) == "{0} 29\n"
 
 
+@pytest.mark.long
 def test_the_loop_imports_nothing_that_a_fork_could_fall_into(member):
     """The import lock of a module that the loop's thread was importing would stay held in the child."""
     program = """
@@ -237,6 +241,7 @@ def test_the_loop_imports_nothing_that_a_fork_could_fall_into(member):
     assert run(member, program) == "[]\n"
 
 
+@pytest.mark.long
 def test_a_grandchild_and_a_view(member):
     program = """
         view = kv.view('view/')
@@ -253,6 +258,7 @@ def test_a_grandchild_and_a_view(member):
     assert run(member, program) == "0 3\n"
 
 
+@pytest.mark.long
 def test_workers_of_multiprocessing(member):
     program = """
         import multiprocessing
@@ -342,6 +348,7 @@ def test_forked_clients_survive_member_deaths(three):
         wait_for(lambda: process.poll() == 0, "the program to end")
 
 
+@pytest.mark.long
 def test_a_process_pool_executor(member):
     program = """
         import multiprocessing

@@ -243,6 +243,7 @@ async def _awaited(call: Any, row: Row) -> list[str]:
     return told
 
 
+@pytest.mark.long
 def test_stubs_answer_as_the_library_does(members: list[str]) -> None:
     by_library = asyncio.run(_by_library(members[0]))
     assert len({one[0] for one in by_library if isinstance(one, tuple)}) > 20, "many kinds of errors"

@@ -56,6 +56,7 @@ async def test_error_that_smaller_page_cannot_fix_is_raised(error: StatusError) 
     assert member.asked[-1] == (1 if error is FULL else FIRST_KEYS)
 
 
+@pytest.mark.long
 def test_large_values_come_in_pages_of_a_few_megabytes() -> None:
     """Pages were 1,000 keys of any size: values of 0.6 MB were more than a member sends at once."""
     with Cluster(RAFTKV) as cluster, raftkv.connect(cluster.endpoints[0]) as kv:

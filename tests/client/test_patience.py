@@ -43,6 +43,7 @@ class BusyStore:
         return "done"
 
 
+@pytest.mark.long
 async def test_many_writers_at_once_are_all_answered(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(control, "TXN_TIMEOUT_S", 0.05)  # an eighth of what all of them take
     store = BusyStore()

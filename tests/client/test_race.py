@@ -171,6 +171,7 @@ async def test_frozen_members_before_a_live_one_do_not_cost_a_dial_timeout_each(
         assert (await stream.receive()).created
 
 
+@pytest.mark.long
 async def test_only_frozen_members_are_named_with_their_reason(frozen):
     options = ClientOptions(dial_timeout_s=0.2, explain=True)
     async with Client(frozen, options) as client:

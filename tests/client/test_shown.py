@@ -59,6 +59,7 @@ def test_a_world_shows_its_place_in_a_line() -> None:
     assert repr(World("job", 3, members, 1, 7)) == "<World of run 'job': generation 3, node 1 of 1000, rank 2 of 2000>"
 
 
+@pytest.mark.long
 def test_a_cluster_that_does_not_answer_is_a_connection_error() -> None:
     with raftkv.connect("127.0.0.1:1", timeout_s=1) as kv, pytest.raises(ConnectionError) as caught:
         kv.get("a")

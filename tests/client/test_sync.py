@@ -386,6 +386,7 @@ with raftkv.connect(sys.argv[1]) as kv:
 """
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "interrupt",
     [
@@ -486,6 +487,7 @@ def _child(kv, view):
     kv.put("from-child", view.get("a").value)
 
 
+@pytest.mark.long
 def test_a_client_can_be_sent_to_a_spawned_process(member):
     with raftkv.connect(iter(member.endpoints), namespace="spawned/") as kv:
         kv.put("part/a", "1")
@@ -496,6 +498,7 @@ def test_a_client_can_be_sent_to_a_spawned_process(member):
         assert kv.get("from-child").value == b"1"
 
 
+@pytest.mark.long
 def test_a_program_that_never_closes_its_client_ends_in_silence(member):
     program = f"import raftkv; kv = raftkv.connect('{member.endpoints[0]}'); kv.put('k', '1'); w = kv.watch('k')"
     done = subprocess.run([sys.executable, "-X", "dev", "-c", program], capture_output=True, text=True, check=False)
@@ -504,6 +507,7 @@ def test_a_program_that_never_closes_its_client_ends_in_silence(member):
     assert "Error" not in done.stderr
 
 
+@pytest.mark.long
 def test_daemon_threads_that_use_a_client_at_the_end_of_a_program_write_nothing(member):
     program = f"""
 import atexit, threading

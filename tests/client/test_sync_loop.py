@@ -214,6 +214,7 @@ def test_ctrl_c_during_wakeup_does_not_hang_others(loop, monkeypatch, is_told):
     assert ran == (["given up"] if is_told else [])
 
 
+@pytest.mark.long
 def test_a_signal_handler_may_call_while_the_loop_is_woken(loop, monkeypatch):
     """Answer what comes between the note that the loop is woken and its waking, on the thread that is to do so."""
     wake, answers = loop.loop.call_soon_threadsafe, []

@@ -421,7 +421,8 @@ member remove <learner> -w FORM
 """.strip().split("\n")
 
 
-@pytest.mark.parametrize("form", long_except(["simple", "fields", "json", "protobuf", "table"], ["json"]))
+@pytest.mark.long
+@pytest.mark.parametrize("form", ["simple", "fields", "json", "protobuf", "table"])
 def test_members(twins, form):
     """Ids hold the second of the command: they are replaced before comparing."""
     learners = [0, 0]
@@ -546,6 +547,7 @@ def test_no_listener(text):
     assert normal(found) == normal(run_etcdctl(words, b""))
 
 
+@pytest.mark.long
 def test_every_endpoint_that_was_tried_is_named_behind_the_line_of_etcdctl():
     found = run_ctl(["--endpoints=127.0.0.1:1,127.0.0.1:2", "get", "a", "--command-timeout=2s"])
     first = "Error: context deadline exceeded"

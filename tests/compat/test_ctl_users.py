@@ -78,6 +78,7 @@ def without_place(ran: Ran, endpoint: str) -> tuple[int, bytes, str]:
     return code, output.replace(endpoint.encode(), b"<endpoint>"), errors.replace(endpoint, "<endpoint>")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("lines", [SHORT, pytest.param(LINES, marks=pytest.mark.long)], ids=["short", "whole"])
 def test_users_and_roles_as_etcdctl(lines):
     with ExitStack() as started:
@@ -108,6 +109,7 @@ ENVIRONMENTS = [
 ]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("environment", ENVIRONMENTS)
 def test_users_of_the_environment(endpoint, environment):
     theirs = ours = endpoint

@@ -98,6 +98,7 @@ def test_environment_refused_alike(tmp_path, words, environment):
     assert ran.errors.removeprefix("raftkv: ").split("(")[0].replace(next(iter(environment)), "").split()[0] in said
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("size", [1, 3])
 def test_ids(size):
     with Cluster(ETCD_FAST, size=size, flags=["--initial-cluster-token=somewhere"]) as cluster:

@@ -264,6 +264,7 @@ def test_from_raftkv_to_etcd_and_back(tmp_path: Path, oracle: Program) -> None:
         assert everything.message.count == len(expected["present"]) + 1
 
 
+@pytest.mark.long
 def test_debians_etcdctl_restores_a_file_of_raftkv(tmp_path: Path) -> None:
     """etcd 3.4 does not know all that is in the file, and takes it all the same."""
     path = tmp_path / "file"

@@ -37,6 +37,7 @@ def packed(entries: list[Entry]) -> bytes:
     return raw
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("digest_bytes", "most"), [(0, 6), (16, 24)])
 def test_entry_of_a_dataset_of_images_takes_few_bytes(digest_bytes: int, most: int) -> None:
     builder = Builder()

@@ -118,6 +118,7 @@ def test_a_pass_keeps_its_version_and_follow_does_not(world: World) -> None:
         keeps.wait_version(3, timeout_s=0.01)
 
 
+@pytest.mark.long
 def test_an_old_head_is_confirmed_before_it_is_taken_for_the_newest(world: World) -> None:
     data = world.dataset(max_staleness_s=0.2, timeout_s=2.0, follow=True)
     data.publish(entries(range(50)), cut=SMALL)
@@ -236,6 +237,7 @@ def test_pickled_dataset_connects_anew(tmp_path: Path, way: str) -> None:
         assert len(ForkingPickler.dumps(data)) < 50_000
 
 
+@pytest.mark.long
 def test_against_a_real_store_and_in_forked_children(tmp_path: Path) -> None:
     with raftkv.local(fsync=False) as cluster:
         _use(cluster.endpoints, tmp_path)

@@ -19,7 +19,6 @@ import pytest
 from raftkv import connect
 from raftkv.errors import LeaseNotFoundError
 from tests.foreign.sessions import CLIENTS, Script, ScriptError, Steps, play
-from tests.long import long_except
 from tests.procs import ETCD_FAST, RAFTKV, Cluster
 
 TESTDATA = Path(__file__).resolve().parent / "testdata"
@@ -35,15 +34,11 @@ AREAS = {
 }
 """What each client can do; what etcdctl does with keys is compared in `tests/compat`."""
 
-SHORT_AREAS = {"etcd3": "kv", "aetcd": "watch", "etcd3gw": "lease", "etcdctl-3.4": "elect", "etcdctl-3.5": "lock"}
-"""What `make test` plays: every area once, by clients that start fast."""
-
 SEVERAL_ENDPOINTS = ("etcd_client", "node", "etcdctl-3.4", "etcdctl-3.5")
 """The clients that go on at another member when theirs dies."""
 
 
 SCRIPTS = [Script(name, area) for name in AREAS for area in AREAS[name]]
-SHORT = [Script(name, area) for name, area in SHORT_AREAS.items()]
 KILLING = [Script(name, "kill") for name in SEVERAL_ENDPOINTS]
 USERS = [Script(name, "users") for name in AREAS if name != "etcd3gw"]
 """etcd3gw knows no users. Played by ``test_foreign_users``, on clusters that ask for users."""
@@ -119,7 +114,8 @@ def _reports_of_all(script: Script, clusters: list[Cluster]) -> list[str]:
         return list(pool.map(lambda cluster: _report_of(script, cluster), clusters))
 
 
-@pytest.mark.parametrize("script", long_except(SCRIPTS, SHORT), ids=lambda s: s.name)
+@pytest.mark.long
+@pytest.mark.parametrize("script", SCRIPTS, ids=lambda s: s.name)
 def test_a_foreign_client_sees_no_difference(script, etcd_one, raftkv_three, request, rewrite):
     alone = [request.getfixturevalue("raftkv_one")] if script.area == "restart" else []
     _check(script, [etcd_one, raftkv_three, *alone], rewrite)

@@ -15,7 +15,6 @@ from raftkv.client.rpc.transport import tls_context
 from tests.cli.runner import run_ctl
 from tests.foreign.sessions import play
 from tests.foreign.test_foreign import TESTDATA, USERS, write_down
-from tests.long import long_except
 from tests.procs import ETCD_FAST, RAFTKV, Cluster
 from tests.rpc.loop import run_async
 from tests.secure import secured
@@ -71,10 +70,8 @@ def with_tls(room: Room) -> Iterator[Clusters]:
         yield etcd, raftkv
 
 
-SHORT = [script for script in USERS if script.environment == "etcdctl-3.5"]
-
-
-@pytest.mark.parametrize("script", long_except(USERS, SHORT), ids=lambda script: script.name)
+@pytest.mark.long
+@pytest.mark.parametrize("script", USERS, ids=lambda script: script.name)
 def test_a_foreign_client_with_users_sees_no_difference(script, room, request, monkeypatch, rewrite):
     clusters: Clusters = request.getfixturevalue("plain" if script.environment in PLAIN else "with_tls")
     monkeypatch.setenv("FOREIGN_CERTS", str(Path(room.path("ca.crt")).parent))

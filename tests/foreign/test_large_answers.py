@@ -188,6 +188,7 @@ def test_a_client_reads_12_mb_over_a_link_that_stands_still_now_and_then(name: s
         _read(name, link.endpoint, one, LARGEST)
 
 
+@pytest.mark.long
 def test_a_slow_reader_on_grpcio_gets_every_chunk_and_event(one: Store) -> None:
     (size,) = LARGEST
     one.start_of(size)

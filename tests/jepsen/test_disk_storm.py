@@ -59,6 +59,7 @@ def test_nothing_acknowledged_is_lost_on_bad_disks(name: str) -> None:
     assert report.verdict.lines() == [], f"kept: {report.folder}"
 
 
+@pytest.mark.long
 @needs_gcc
 def test_one_loss_of_power_is_outlived() -> None:
     report = storm(Options(BUSY, workload="mixed", nemesis="power-all", faults=1, seed=1, acked_min=30))

@@ -154,6 +154,7 @@ def test_unknown_faults_are_refused(names: str) -> None:
         nemesis.parse(names, 3)
 
 
+@pytest.mark.long
 def test_a_clock_jumps_and_is_set_right_again(tmp_runs: Path) -> None:
     """libfaketime reads the file; the offset persists over restarts of the member."""
     cluster = Cluster(tmp_runs / "c", Settings(size=3))

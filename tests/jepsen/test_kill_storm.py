@@ -11,7 +11,6 @@ from jepsen.db import ROOT, Settings, require_disk
 from jepsen.faults import failpoints
 from jepsen.runner import RUNS, Options, Report, run
 from raftkv.storage.failpoints import SITES
-from tests.long import long_except
 
 BUSY = Settings(size=3, snapshot_count=50, flags=("--snapshot-catchup-entries=10",))
 """Members that cut their log short, so that a member that was down is sent the whole database."""
@@ -37,7 +36,8 @@ def storm(options: Options) -> Report:
     return asyncio.run(run(dataclasses.replace(options, time_s=None, quiet_every=5, rate=RATE)))
 
 
-@pytest.mark.parametrize("name", long_except(STORMS, {"brief-3"}))
+@pytest.mark.long
+@pytest.mark.parametrize("name", STORMS)
 def test_nothing_acknowledged_is_lost(name: str) -> None:
     report = storm(STORMS[name])
     print(f"{name}: {report.figures}")

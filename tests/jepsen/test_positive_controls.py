@@ -124,6 +124,7 @@ def test_search_and_set_checkers_catch_on_their_own(tmp_runs: Path) -> None:
     assert {violation.rule for violation in lost.verdict.violations["set"]} == {"lost element"}
 
 
+@pytest.mark.long
 def test_destroyed_data_is_caught(tmp_runs: Path) -> None:
     report = run_quietly(nemesis="wipe", faults=1, time_s=None, workload="mixed", runs=tmp_runs)
     assert {"duplicate revision", "not linearizable"} <= rules(report)

@@ -160,6 +160,7 @@ async def test_message_above_the_limit(echo: s.EchoServer) -> None:
     await against(echo, use)
 
 
+@pytest.mark.long
 async def test_deadline_cancels_the_handler(echo: s.EchoServer) -> None:
     def use(channel: grpc.Channel) -> None:
         # Connected before the deadline begins: the call must reach the server within it.
@@ -222,6 +223,7 @@ async def test_as_many_calls_as_a_connection_may_have_wait_at_once() -> None:
             both.create_task(against(echo, use))
 
 
+@pytest.mark.long
 async def test_a_call_survives_the_common_deadline_of_a_thousand_others() -> None:
     """Most of them wait for a stream until then: the channel sends them late, and resets them at once."""
     async with s.echo_server(ServerLimits(max_concurrent_streams=100, reset_burst=10, reset_per_s=1)) as echo:

@@ -81,6 +81,7 @@ async def test_metadata_reaches_the_handler(channel: Channel) -> None:
     assert "('blob-bin', b'\\x00\\xff')" in seen
 
 
+@pytest.mark.long
 async def test_deadline_ends_the_call_on_both_sides(channel: Channel, server: s.GrpcioServer) -> None:
     # Connected before the deadline begins: the call must reach the server within it.
     await channel.unary(s.UNARY, b"", 20)

@@ -223,6 +223,7 @@ async def test_drain_closes_after_the_request_under_way() -> None:
     assert b"connection: close" in answer.lower()
 
 
+@pytest.mark.long
 async def test_client_that_leaves_cancels_its_handler() -> None:
     started, cancelled = asyncio.Event(), asyncio.Event()
 

@@ -146,6 +146,7 @@ def test_export_process_loads_neither_consensus_nor_apply() -> None:
     }
 
 
+@pytest.mark.long
 async def test_snapshot_waits_until_answered_writes_are_on_disk(tmp_path: Path) -> None:
     """Commits follow the answers, here by a second."""
     backend = LMDBBackend(tmp_path / "db", 64 << 20)
@@ -211,6 +212,7 @@ def test_snapshot_to_stalled_client_is_cancelled(member: Member, monkeypatch: py
     assert member.pins() == 0
 
 
+@pytest.mark.long
 def test_snapshot_to_trickling_client_is_cancelled(member: Member, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(snapshot, "RATE_MIN_BYTES_S", 1 << 30)
 
@@ -282,6 +284,7 @@ def test_a_database_that_is_replaced_is_sent_to_its_end(member: Member, tmp_path
     assert call.save(tmp_path / "file").revision == 301
 
 
+@pytest.mark.long
 def test_a_file_that_was_exchanged_before_it_was_opened_is_not_sent(member, tmp_path, monkeypatch):
     """What is pinned is the old file: the process finds the new one, and is started again for that."""
     start, starts = snapshot._Stream._start, 0

@@ -138,6 +138,7 @@ def notifying_member(systemd, directory, monkeypatch):
         member.kill()
 
 
+@pytest.mark.long
 def test_a_member_tells_when_it_serves_and_when_it_stops(systemd, tmp_path, monkeypatch):
     with notifying_member(systemd, tmp_path, monkeypatch) as member:
         assert systemd.recv(4096).decode() == f"READY=1\nSTATUS=member a serves clients on {member.client_url}"
@@ -148,6 +149,7 @@ def test_a_member_tells_when_it_serves_and_when_it_stops(systemd, tmp_path, monk
     assert heard(systemd) == []
 
 
+@pytest.mark.long
 def test_a_member_that_the_watchdog_ends_leaves_its_stacks_in_the_log(systemd, tmp_path, monkeypatch):
     with notifying_member(systemd, tmp_path, monkeypatch) as member:
         member.process.send_signal(signal.SIGABRT)

@@ -7,6 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from tests.sim.swarm import run_seed
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -18,6 +20,7 @@ for seed in (21, 22):
 """
 
 
+@pytest.mark.long
 def test_digest_is_a_function_of_the_seed_however_strings_are_hashed() -> None:
     reports = {seed: run_seed(seed) for seed in (22, 21)}
     here = [f"{each.digest} {each.events_count} {each.acknowledged_count}" for _, each in sorted(reports.items())]

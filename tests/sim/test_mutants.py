@@ -6,7 +6,6 @@ from dataclasses import replace
 
 import pytest
 
-from tests.long import long_except
 from tests.sim.corners import election_corner
 from tests.sim.mutants import MUTANTS, hunt
 from tests.sim.swarm import RunParameters, draw, run_seed
@@ -30,22 +29,6 @@ DIRECTED = {
 """Chance does not find these in time: see test_directed.py and test_rules.py."""
 
 FOUND_BY_SEEDS = sorted(set(MUTANTS) - DIRECTED)
-
-LATE = {
-    "batch closed in the middle of an entry",
-    "compacted history passed over",
-    "compaction drops what is current",
-    "end of a snapshot not reported",
-    "filters forgotten",
-    "freshness before it is applied",
-    "keys of a lease go one by one",
-    "leadership trusted for ever",
-    "members that are unknown are refused",
-    "put with a lease that is gone",
-    "read before the first commit of the term",
-    "read served before it is applied",
-}
-"""These need so many seeds, or such long ones, that they are only looked for in `make test-all`."""
 
 FIRST_SEEDS = {
     "an identity that rested saves up": 39,
@@ -113,7 +96,8 @@ FIRST_CONSEQUENCES = {"vote not persisted": 141}
 """``FIRST_SEEDS`` of that test."""
 
 
-@pytest.mark.parametrize("name", long_except(FOUND_BY_SEEDS, set(FOUND_BY_SEEDS[::7]) - LATE))
+@pytest.mark.long
+@pytest.mark.parametrize("name", FOUND_BY_SEEDS)
 def test_planted_bug_is_found(name: str) -> None:
     mutant, first = MUTANTS[name], FIRST_SEEDS.get(name, 1)
     with mutant.planted():
@@ -124,7 +108,8 @@ def test_planted_bug_is_found(name: str) -> None:
     assert clean.violation is None, clean.replay_command
 
 
-@pytest.mark.parametrize("name", long_except(sorted(CONSEQUENCES), {"old append truncates"}))
+@pytest.mark.long
+@pytest.mark.parametrize("name", sorted(CONSEQUENCES))
 def test_planted_bug_is_found_by_its_consequences(name: str) -> None:
     corner, checks_disabled = CONSEQUENCES[name]
 

@@ -14,6 +14,7 @@ from tests.training.sim.swarm import run_seed as run_generations
 pytestmark = pytest.mark.interpreted
 
 
+@pytest.mark.long
 def test_recording_changes_nothing_and_gives_windows() -> None:
     plain = run_seed(4)
     with recording(skips=0) as recorder:
@@ -29,6 +30,7 @@ def test_values_are_written_as_tla_writes_them() -> None:
     assert literal(value) == '[a |-> <<1, TRUE>>, b |-> {2}, c |-> (1 :> 0 @@ 2 :> 5), d |-> [x |-> "y"]]'
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("of", "run", "seed", "expected"),
     [

@@ -103,6 +103,7 @@ def test_a_state_that_fits_no_node_leaves_the_one_before(run: Run, caplog: pytes
     assert last.step == 1
 
 
+@pytest.mark.long
 def test_a_cluster_that_does_not_answer_holds_no_training_up(member, run, caplog):
     """The second save waited for the first as long as the cluster was away."""
     memory = Memory(run, copies=0, timeout_s=5.0)

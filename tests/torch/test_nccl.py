@@ -109,6 +109,7 @@ def test_a_step_that_was_cut_off_changes_nothing_and_is_done_again(on_device):
     assert weight == 3
 
 
+@pytest.mark.long
 def test_a_step_whose_state_was_changed_is_done(on_device):
     done, weight = train("after the change")
     assert done == [(1, 0, True), (1, 1, True), (1, 2, False), (2, 2, True)]

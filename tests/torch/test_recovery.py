@@ -366,6 +366,7 @@ class Checkpointed:
                     self.value += 1
 
 
+@pytest.mark.long
 def test_a_job_that_is_started_again_goes_on_from_the_latest_checkpoint(raftkv_cluster, tmp_path):
     options = {"endpoints": raftkv_cluster.endpoints, "min_nodes": 1, "address": "127.0.0.1", "lease_ttl_s": 60}
     with raftkv.training.join("saved", checkpoints=str(tmp_path), **options) as run:

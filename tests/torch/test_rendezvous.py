@@ -184,6 +184,7 @@ def test_a_port_that_was_named_serves_one_generation_after_the_other(make: Make)
     first.store.wait(["greeting"], timedelta(seconds=WAIT_S))
 
 
+@pytest.mark.long
 def test_a_finished_run_is_closed_for_all_and_a_spare_node_learns_it(make, pool, cluster, capsys):
     first, second = make(2, 2), make(2, 2)
     join(pool, first, second)
@@ -231,6 +232,7 @@ def test_an_agent_that_ends_by_an_error_has_not_finished(make, cluster, error):
         assert State.decode(kv.get(RunKeys(handler.get_run_id()).state).value).phase != CLOSED
 
 
+@pytest.mark.long
 def test_a_node_that_leaves_in_the_last_barrier_breaks_no_generation(make: Make, pool: ThreadPoolExecutor) -> None:
     conf = {"expected_nodes": 2, "last_call_timeout": WAIT_S, "exit_barrier_timeout": "0.5"}
     first, second = make(1, 2, **conf), make(1, 2, **conf)
@@ -286,6 +288,7 @@ def test_a_closed_run_can_be_closed_by_hand(make: Make) -> None:
     assert handler.is_closed()
 
 
+@pytest.mark.long
 def test_too_few_nodes(make: Make) -> None:
     with pytest.raises(RendezvousTimeoutError, match=r"did not begin within 2 s: 1 of at least 2 nodes are present"):
         make(2, 2, join_timeout="2").next_rendezvous()

@@ -19,7 +19,6 @@ import raftkv
 from raftkv.errors import ConfigError
 from raftkv.torch import Store
 from raftkv.torch.init_method import parse
-from tests.long import long_except
 
 if TYPE_CHECKING:
     from raftkv.client.local import LocalCluster
@@ -98,6 +97,7 @@ def _outcome(call: Callable[[Any], Any], store: Any) -> Any:
         return type(error)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("wrapped", [False, True], ids=["itself", "through torch's PrefixStore"])
 def test_it_does_what_tcpstore_does(store: Store, tcp_store: dist.Store, wrapped: bool) -> None:
     calls = _calls()
@@ -151,6 +151,7 @@ def test_waiter_is_woken_by_any_writer(store: Store, raftkv_cluster: LocalCluste
     assert sorted(found) == [[b"1"], [b"1"] * len(keys)]
 
 
+@pytest.mark.long
 def test_concurrent_sums_are_exact_and_each_is_returned_once(store: Store, raftkv_cluster: LocalCluster) -> None:
     other = Store(raftkv_cluster.endpoints, "tests/test_concurrent_sums_are_exact_and_each_is_returned_once")
     sums: list[int] = []
@@ -167,6 +168,7 @@ def test_concurrent_sums_are_exact_and_each_is_returned_once(store: Store, raftk
     assert sorted(sums) == list(range(1, 81))
 
 
+@pytest.mark.long
 def test_a_store_that_only_torch_holds_goes_on(store: Store, raftkv_cluster: LocalCluster) -> None:
     held = dist.PrefixStore("held", Store(raftkv_cluster.endpoints, "tests/held", PATIENCE))
     twin = held.clone()
@@ -220,7 +222,8 @@ def _kill_the_leader(cluster: LocalCluster) -> None:
     cluster.members[cluster.endpoints.index(leader)].kill()
 
 
-@pytest.mark.parametrize("size", long_except([2, 8], {2}))
+@pytest.mark.long
+@pytest.mark.parametrize("size", [2, 8])
 def test_processes_reduce_over_it_and_by_the_url(raftkv_cluster: LocalCluster, size: int) -> None:
     command = [sys.executable, "-W", "error", str(WORKER), *raftkv_cluster.endpoints, str(size)]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}

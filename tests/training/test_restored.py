@@ -66,6 +66,7 @@ async def until_waiting(participant: Participant) -> None:
     forget()
 
 
+@pytest.mark.long
 @EACH
 async def test_a_run_begins_a_generation_above_all_that_its_nodes_have_seen(tmp_path, flags, saved_in):
     async with cluster_of_one(tmp_path, flags) as (kv, save, go_back):
@@ -120,6 +121,7 @@ async def test_ranks_that_wait_for_what_the_backup_does_not_know_begin_anew(tmp_
             await run.leave()
 
 
+@pytest.mark.long
 @EACH
 async def test_quorums_of_torchft_go_on_above_every_id_that_was_given_out(tmp_path, flags, saved_in):
     async with cluster_of_one(tmp_path, flags) as (kv, save, go_back):

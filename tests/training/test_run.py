@@ -125,6 +125,7 @@ async def test_a_barrier_opens_when_the_last_has_come(job: Job):
     await asyncio.gather(*first)
 
 
+@pytest.mark.long
 async def test_a_rank_that_comes_to_a_barrier_twice_at_once_comes_to_two(job: Job):
     runs = await job.join(2)
     at_once = [asyncio.ensure_future(runs[0].barrier("b")) for _ in range(2)]

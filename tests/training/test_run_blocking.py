@@ -76,6 +76,7 @@ def test_the_api_without_an_event_loop(cluster):
         assert kv.count("/raftkv/train/blocking/", prefix=True) == 2
 
 
+@pytest.mark.long
 def test_change_is_told_on_a_thread_of_its_own(cluster):
     runs = join(cluster, "change")
     told = threading.Event()
@@ -126,6 +127,7 @@ run.close()
 """
 
 
+@pytest.mark.long
 def test_a_forked_child_has_no_part_in_it(cluster):
     words = [sys.executable, "-c", FORKED, ",".join(cluster.endpoints)]
     done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=False, timeout=PATIENCE_S)
@@ -134,6 +136,7 @@ def test_a_forked_child_has_no_part_in_it(cluster):
         assert kv.get("from the child") is not None
 
 
+@pytest.mark.long
 def test_a_program_that_never_leaves_its_run_ends_in_silence(cluster):
     """Its node is gone with its client; that it cannot register again need not be told."""
     program = "import sys, raftkv.training; run = raftkv.training.join('unleft', endpoints=sys.argv[1])"

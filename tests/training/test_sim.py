@@ -510,6 +510,7 @@ def test_a_node_that_stands_still_while_it_registers_has_one_lease_afterwards() 
             assert len(run.cluster.leases) == 1
 
 
+@pytest.mark.long
 def test_a_node_that_was_cut_off_is_not_given_a_world_that_went_on_without_it() -> None:
     for seed in range(1, 41):
         with scenario(3, seed=seed, habits=Habits(stop_s=(0.0, 0.0)), disconnect_grace_s=0.0) as run:

@@ -354,6 +354,7 @@ async def test_a_hostile_holder_costs_a_reader_its_try_alone(registry: Registry,
         assert true.token.encode() not in stranger.heard[0]
 
 
+@pytest.mark.long
 def test_a_holder_that_sends_a_byte_now_and_then_costs_a_reader_its_try_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     """Play a broken network card: each byte came in time, and the whole file took without end."""
     monkeypatch.setattr(transfer, "IDLE_TIMEOUT_S", 0.5)

@@ -50,6 +50,7 @@ def start(member: Cluster, name: str, topology: str) -> subprocess.Popen[str]:
     return subprocess.Popen([sys.executable, "-c", HOLDER, *arguments], cwd=ROOT, stdout=subprocess.PIPE, text=True)
 
 
+@pytest.mark.long
 async def test_copies_of_a_killed_holder_are_gone_and_those_of_another_are_read(member: Cluster) -> None:
     data = b"state of rank 0, " * 100_000
     holders = [start(member, name, f"row1/{name}") for name in ("a", "b")]

@@ -172,6 +172,7 @@ def _save(registry: Registry, step: int) -> Checkpoint:
     return attempt.commit()
 
 
+@pytest.mark.long
 def test_a_pin_holds_while_its_block_lasts(cluster: raftkv.LocalCluster, tmp_path: Path) -> None:
     with raftkv.connect(cluster.endpoints) as kv:
         registry = Registry(kv, "pinned", uri=str(tmp_path))

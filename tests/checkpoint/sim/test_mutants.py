@@ -9,7 +9,6 @@ import pytest
 
 from tests.checkpoint.sim.mutants import MUTANTS
 from tests.checkpoint.sim.test_seeds import SEEDS_COUNT
-from tests.long import long_except
 
 SEEDS_MAX = 200
 """Far above what most of them need."""
@@ -23,17 +22,9 @@ FIRST_SEEDS = {
 }  # fmt: skip
 """Where to look for those that chance meets late. When the simulator plays its seeds otherwise, look for them again."""
 
-SHORT = {
-    "no fence in begin",
-    "commit without all ranks",
-    "bytes before deleting",
-    "a changed record reported again",
-    "digest of a copy not compared",
-    "copy outlives its lease",
-}
 
-
-@pytest.mark.parametrize("name", long_except(sorted(MUTANTS), SHORT))
+@pytest.mark.long
+@pytest.mark.parametrize("name", sorted(MUTANTS))
 def test_planted_bug_is_found(name: str) -> None:
     mutant, first = MUTANTS[name], FIRST_SEEDS.get(name, 1)
     with mutant.planted():

@@ -261,6 +261,7 @@ print(os.path.getsize(sys.argv[1] + "/model"))
 """
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("size_bytes", [1, 5 << 20])
 def test_a_forked_child_that_leaves_the_block_of_its_parent_leaves_the_file_alone(tmp_path, size_bytes):
     """Leave the file to the parent: a child deleted it, or waited for ever for a thread that only the parent has."""

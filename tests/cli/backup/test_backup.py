@@ -89,6 +89,7 @@ def test_data_directory_that_cannot_be_written_is_not_called_a_temporary_one(
     assert (ran.code, ran.errors) == (1, f"raftkv: cannot restore to {made}: {made}: Read-only file system\n")
 
 
+@pytest.mark.long
 def test_a_lost_member_is_passed_over_and_no_member_is_one_line(cluster: Cluster, tmp_path: Path) -> None:
     words = ["backup", str(tmp_path / "b"), "--once", "--endpoints"]
     ran = run_server([*words, f"127.0.0.1:1,{cluster.endpoints[0]}"])
@@ -193,6 +194,7 @@ def test_killed_at_any_step_nothing_looks_whole_that_is_not(step, moment, cluste
     assert len(Place(url).backups()) == 1
 
 
+@pytest.mark.long
 def test_backups_of_a_cluster_that_begins_anew_under_its_old_id_are_the_newest(tmp_path: Path) -> None:
     """With the flags of before it has the id of before, and its log begins again: its backups were deleted at once."""
     url = str(tmp_path / "b")
@@ -279,6 +281,7 @@ def test_place_that_allows_no_deletion_gets_no_backup_each_minute(
     assert failed["error"] == f"old backups were not deleted: cannot delete in {place.uri}: Access Denied"
 
 
+@pytest.mark.long
 def test_a_signal_ends_it_and_leaves_whole_backups(cluster: Cluster, tmp_path: Path) -> None:
     url = str(tmp_path / "b")
     words = [str(BIN / "raftkv"), "backup", url, "--every", "1ms", "--endpoints", cluster.endpoints[0]]

@@ -6,6 +6,8 @@ import json
 import sys
 from pathlib import Path
 
+import pytest
+
 from tests.cli.checkpoints.registered import ctl, save, text_of
 from tests.cli.programs import InTerminal, raftkvctl
 
@@ -60,6 +62,7 @@ def test_failed_verification_is_one_line(raftkv_cluster, raftkv_client, tmp_path
     assert bare.errors == "Error: files at a URL need fsspec: pip install 'raftkv[checkpoint]'\n"
 
 
+@pytest.mark.long
 def test_a_terminal_shows_a_bar(raftkv_cluster, raftkv_client, tmp_path: Path) -> None:
     save(raftkv_client, tmp_path, 100)
     with InTerminal(raftkvctl(raftkv_cluster.endpoints[0], "checkpoint", "verify", "job")) as terminal:

@@ -169,6 +169,7 @@ def test_a_path_from_a_record_is_one_line_and_controls_no_terminal(raftkv_cluste
         assert ctl(raftkv_cluster, *words, "--uri").output == b"/a\\n/b\\x1b[2J\n"
 
 
+@pytest.mark.long
 def test_a_watch_that_is_interrupted_says_where_to_go_on(raftkv_cluster, raftkv_client, tmp_path: Path) -> None:
     save(raftkv_client, tmp_path, 100)
     with Running(raftkvctl(raftkv_cluster.endpoints[0], "checkpoint", "watch", "job", "--from-revision=1")) as program:

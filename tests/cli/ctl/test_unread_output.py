@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 
 from tests.cli.runner import run_ctl
-from tests.long import long_except
 from tests.procs import RAFTKV, Cluster
 
 BIN = Path(sys.executable).parent
@@ -27,20 +26,17 @@ def server() -> Iterator[str]:
         yield endpoint
 
 
-HELP_OF_EACH_WRITER = ["raftkv --help", "raftkv version", "raftkvctl help", "raftkvctl completion bash"]
 HELP = [
-    *HELP_OF_EACH_WRITER, "raftkv cluster --help", "raftkv torchft-lighthouse --help",
-    "raftkv tcpstore-gateway --help", "raftkvctl get --help", "raftkvctl version", "raftkvctl bench put --help",
+    "raftkv --help", "raftkv version", "raftkvctl help", "raftkvctl completion bash",
+    "raftkv cluster --help", "raftkv torchft-lighthouse --help", "raftkv tcpstore-gateway --help",
+    "raftkvctl get --help", "raftkvctl version", "raftkvctl bench put --help",
 ]  # fmt: skip
-ANSWERS_OF_EACH_WRITER = [
+ANSWERS = [
     "get --prefix / -w protobuf",
     "endpoint status -w table",
     "watch --prefix / --rev 1",
     "lock left",
     "run list --json",
-]
-ANSWERS = [
-    *ANSWERS_OF_EACH_WRITER,
     "get --prefix /",
     "get --prefix / -w json",
     "watch --prefix / --rev 1 -w json",
@@ -63,7 +59,8 @@ def run_unread(command: list[str]) -> subprocess.CompletedProcess[bytes]:
         os.close(writing)
 
 
-@pytest.mark.parametrize("words", long_except(HELP, HELP_OF_EACH_WRITER))
+@pytest.mark.long
+@pytest.mark.parametrize("words", HELP)
 def test_help_into_a_closed_pipe_ends_silently(words: str) -> None:
     program, *rest = words.split()
     done = run_unread([str(BIN / program), *rest])
@@ -75,7 +72,8 @@ def test_so_does_the_module() -> None:
     assert (done.returncode, done.stderr) == (1, b"")
 
 
-@pytest.mark.parametrize("words", long_except(ANSWERS, ANSWERS_OF_EACH_WRITER))
+@pytest.mark.long
+@pytest.mark.parametrize("words", ANSWERS)
 def test_unread_answers_end_silently(server: str, words: str) -> None:
     done = run_unread([str(BIN / "raftkvctl"), "--endpoints", server, *words.split()])
     assert (done.returncode, done.stderr) == (1, b"")
@@ -102,6 +100,7 @@ def test_a_program_without_any_output_stream_ends_well(words: tuple[str, ...]) -
     assert (done.returncode, done.stderr) == (0, b"")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("unbuffered", ["", "1"])
 @pytest.mark.parametrize("how", ["simple", "json"])
 def test_an_answer_of_which_only_a_part_was_written_is_an_error(server, tmp_path, how, unbuffered):

@@ -170,7 +170,8 @@ def test_interactive_progress(server: str) -> None:
     assert ran[1] == ran[0]
 
 
-@pytest.mark.parametrize("form", long_except(["simple", "json", "fields", "protobuf"], {"json"}))
+@pytest.mark.long
+@pytest.mark.parametrize("form", ["simple", "json", "fields", "protobuf"])
 def test_a_compacted_revision(form: str) -> None:
     for program in PROGRAMS.values():
         with Cluster(program) as cluster:
@@ -192,7 +193,8 @@ def test_a_signal_ends_it_quietly(server: str, number: signal.Signals) -> None:
     assert (done.code, done.errors) == (128 + number, "")
 
 
-@pytest.mark.parametrize("kind", long_except(PROGRAMS, {"raftkv"}))
+@pytest.mark.long
+@pytest.mark.parametrize("kind", PROGRAMS)
 def test_it_outlives_its_member(kind: str) -> None:
     program: Program = PROGRAMS[kind]
     with Cluster(program, size=3) as cluster:

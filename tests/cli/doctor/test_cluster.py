@@ -42,6 +42,7 @@ async def test_members_are_found_and_asked(tmp_path: Path, monkeypatch: pytest.M
         assert "--user root" in next(judge(refused)).advice
 
 
+@pytest.mark.long
 def test_a_cluster_that_does_not_answer(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(command, "TIMEOUT_S", 0.3)
     assert command.main(["--endpoints", "127.0.0.1:1", "--json"]) == 1

@@ -96,6 +96,7 @@ async def test_a_watch_whose_history_was_compacted_shows_the_present(kv):
     await watch.aclose()
 
 
+@pytest.mark.long
 async def test_a_registration_ends_with_its_block_and_comes_back_after_a_loss(kv):
     greeter = kv.endpoints("greeter")
     watch = greeter.watch()

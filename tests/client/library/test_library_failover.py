@@ -21,6 +21,7 @@ def frozen():
         yield f"127.0.0.1:{listener.getsockname()[1]}"
 
 
+@pytest.mark.long
 async def test_a_member_that_stands_still_leaves_the_others_their_time(member, frozen):
     """By the usual limits of the library, and of the command."""
     async with connect([frozen, *member.endpoints]) as kv:
@@ -71,6 +72,7 @@ async def test_calls_continue_and_acknowledged_writes_survive(three):
     assert len(acknowledged) > 50
 
 
+@pytest.mark.long
 async def test_paging_continues_at_another_member(three):
     async with connect(three.endpoints, timeout_s=20) as kv:
         await kv.put_many((f"p/{number:04}", "v") for number in range(300))

@@ -179,6 +179,7 @@ async def test_views(member):
         assert [item.key for item in await outer.range("", prefix=True)] == [b"other"]
 
 
+@pytest.mark.long
 async def test_looking_after_a_cluster(kv, member):
     (one,) = await kv.status()
     assert (one.endpoint, one.healthy, one.is_leader, one.error) == (member.endpoints[0], True, True, "")

@@ -193,6 +193,7 @@ async def renewed(lease, before_s):
     await until(moved_on)
 
 
+@pytest.mark.long
 async def test_without_a_cluster_a_lease_is_lost_in_time(member):
     """No member answers any more: the lease is over when its TTL has passed on its own clock."""
     async with connect(member.endpoints) as kv:
@@ -272,6 +273,7 @@ async def test_session_drops_no_key_that_another_client_has_put_since(kv):
             assert (await kv.get(name)).value == b"2"
 
 
+@pytest.mark.long
 async def test_session_that_comes_back_takes_no_key_that_another_client_has_put_since(kv, caplog):
     async with kv.session(ttl=TTL_S) as session, kv.session(ttl=60) as other:
         for name in ("mine", "plain", "of another session"):
@@ -307,6 +309,7 @@ def hold_puts_of(session):
     return begun, go_on
 
 
+@pytest.mark.long
 async def test_keys_kept_and_dropped_while_a_session_comes_back_count(kv):
     async with kv.session(ttl=TTL_S) as session:
         for name in ("changed", "dropped", "last"):
@@ -326,6 +329,7 @@ async def test_keys_kept_and_dropped_while_a_session_comes_back_count(kv):
         assert found == {b"changed": (b"2", True), b"last": (b"1", True), b"late": (b"2", True)}
 
 
+@pytest.mark.long
 async def test_a_session_that_is_closed_while_it_comes_back_leaves_nothing(kv):
     session = await kv.session(ttl=TTL_S)
     await session.keep("kept", "1")

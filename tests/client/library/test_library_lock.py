@@ -180,6 +180,7 @@ async def test_a_waiter_whose_key_is_taken_away_is_told_while_the_first_still_ha
         await kv.put("x", "1", fence=first)
 
 
+@pytest.mark.long
 async def test_a_lost_lease_interrupts_holder_and_waiter(kv):
     holder_lease, waiter_lease = await kv.lease(ttl=2), await kv.lease(ttl=2)
     lock = kv.lock("name", lease=holder_lease)

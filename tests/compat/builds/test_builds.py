@@ -27,6 +27,7 @@ def hot_path_of(program: Program, folder: Path) -> str:
     return done.stdout.rpartition("Hot Path: ")[2].strip()
 
 
+@pytest.mark.long
 def test_the_builds_are_what_they_are_called(tmp_path: Path) -> None:
     assert hot_path_of(INTERPRETED, tmp_path) == "interpreted"
     assert hot_path_of(RAFTKV, tmp_path) == ("compiled" if raftkv.native.is_compiled() else "interpreted")

@@ -13,7 +13,6 @@ import pytest
 from tests.compat.differential.auth_requests import HOLES, AuthPlayer
 from tests.compat.differential.auth_watches import WatchPlayer
 from tests.compat.wire import Wire
-from tests.long import long_except
 from tests.procs import ETCD_FAST, RAFTKV, Cluster
 
 SEED = 20_261_123
@@ -33,7 +32,8 @@ def both(members: int) -> Iterator[tuple[Wire, Wire]]:
         yield oracle, tested
 
 
-@pytest.mark.parametrize(("members", "steps"), long_except([(1, SHORT), (3, LONG)], [(1, SHORT)]))
+@pytest.mark.long
+@pytest.mark.parametrize(("members", "steps"), [(1, SHORT), (3, LONG)])
 def test_users_are_answered_as_by_etcd(members: int, steps: int) -> None:
     with both(members) as (oracle, tested):
         player = AuthPlayer(oracle, tested, SEED + members)
@@ -48,7 +48,8 @@ def test_users_are_answered_as_by_etcd(members: int, steps: int) -> None:
         assert len(report.holes) > len(HOLES) // 2
 
 
-@pytest.mark.parametrize(("members", "steps"), long_except([(1, WATCHED), (3, LONG)], [(1, WATCHED)]))
+@pytest.mark.long
+@pytest.mark.parametrize(("members", "steps"), [(1, WATCHED), (3, LONG)])
 def test_watches_end_with_their_right_and_lose_nothing_before(members: int, steps: int) -> None:
     with both(members) as (oracle, tested), closing(WatchPlayer(oracle, tested, SEED + members)) as player:
         player.run(steps)

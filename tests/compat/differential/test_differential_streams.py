@@ -6,7 +6,6 @@ import pytest
 
 from tests.compat.differential.stream_programs import EPISODE_OPS, Player
 from tests.compat.wire import Wire
-from tests.long import long_except
 from tests.procs import ETCD_FAST, ETCD_NEWER, RAFTKV, Cluster, Program
 
 SEED = 20_261_121
@@ -17,7 +16,8 @@ SHORT = 1
 LENGTHS = [(ETCD_FAST, 3, SHORT), (ETCD_FAST, 3, 4), *([] if ETCD_NEWER is None else [(ETCD_NEWER, 1, SHORT)])]
 
 
-@pytest.mark.parametrize(("program", "members", "episodes"), long_except(LENGTHS, LENGTHS[:1]))
+@pytest.mark.long
+@pytest.mark.parametrize(("program", "members", "episodes"), LENGTHS)
 def test_raftkv_streams_as_etcd_does(program: Program, members: int, episodes: int) -> None:
     with (
         Cluster(program) as etcd,

@@ -55,6 +55,7 @@ def watcher(store: Store) -> Iterator[Watcher]:
 # --- optimistic writes ------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 def test_an_object_is_created_once_and_the_loser_reads_the_winner(store: Store) -> None:
     created = store.ask(_if_at(_pod(1), 0, put(_pod(1), b"first")))
     assert created == store.txn_answer(1, True, [rpc_pb2.PutResponse(header=store.header(1))])
@@ -136,6 +137,7 @@ def test_objects_are_counted_without_being_read(store: Store) -> None:
 # --- the watch cache --------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 def test_a_list_from_the_cache_is_as_new_as_progress_says(raftkv_store: Store) -> None:
     """A consistent list: ask for the revision, ask for progress until it is reached; every event up to it came before.
 

@@ -36,6 +36,7 @@ def _stores(wire: Wire) -> list[tuple[int, tuple[bytes, ...]]]:
     return [(answer.revision, tuple(kv.key for kv in answer.message.kvs)) for answer in answers]
 
 
+@pytest.mark.long
 def test_raftkv_refuses_alike_on_all_members() -> None:
     with Cluster(RAFTKV, size=3) as cluster, Wire(cluster.endpoints) as wire:
         assert _play(wire) == [FUTURE, COMPACTED] * 3

@@ -167,6 +167,7 @@ def test_a_waiter_that_gives_up_takes_its_key_along(callers: Callers) -> None:
     assert callers.keys() == [b"n/1a"]
 
 
+@pytest.mark.long
 def test_a_waiter_whose_deadline_passes_takes_its_key_along(callers: Callers) -> None:
     callers.lock()
     request = lock_pb2.LockRequest(name=b"n", lease=LEASES[1])

@@ -142,6 +142,7 @@ def _note_ids(side: Side, answer: Answer) -> None:
                 side.ids[sorted(member.peerURLs)[0]] = member.ID
 
 
+@pytest.mark.long
 def test_every_answer_is_etcds(sides: tuple[Side, Side]) -> None:
     for number, (name, make) in enumerate(STEPS):
         etcd, raftkv = sides
@@ -154,6 +155,7 @@ def test_every_answer_is_etcds(sides: tuple[Side, Side]) -> None:
         assert answers[1] == answers[0], (number, name, make(sides[0]))
 
 
+@pytest.mark.long
 def test_the_id_of_a_member_is_made_as_by_etcd(sides: tuple[Side, Side]) -> None:
     """An id is made of the URLs and the second, without the token."""
     for side in sides:

@@ -54,6 +54,7 @@ def _refusal(answer: Answer) -> tuple[str, str]:
     return answer.code, answer.text
 
 
+@pytest.mark.long
 def test_the_last_member_answers_what_it_can_until_the_others_come_back(rest: Rest) -> None:
     assert list(rest.wire.call(STATUS, rpc_pb2.StatusRequest()).message.errors) == [NO_LEADER[1]]
     assert [kv.value for kv in rest.wire.call(RANGE, get(b"a", serializable=True)).message.kvs] == [b"1"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
@@ -156,6 +157,7 @@ class LessorMachine(RuleBasedStateMachine):
         world.time_out_lost()
 
 
+@pytest.mark.long
 def test_leases_keep_their_time_through_changes_of_leaders() -> None:
     run_state_machine_as_test(
         LessorMachine,

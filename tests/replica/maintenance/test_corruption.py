@@ -109,6 +109,7 @@ def test_a_changed_record_is_found_and_writes_are_refused_until_disarmed(cluster
         assert alarms_of(wire) == []
 
 
+@pytest.mark.long
 def test_a_member_with_changed_records_does_not_start() -> None:
     flags = ["--feature-gates", "InitialCorruptCheck=true", "--backend-batch-interval", "10ms"]
     with Cluster(RAFTKV, size=3, flags=flags) as cluster, Wire(cluster.endpoints) as wire:

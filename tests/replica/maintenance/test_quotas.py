@@ -57,6 +57,7 @@ def test_a_large_prefix_is_counted_on_after_the_answer(cluster: Cluster) -> None
         kv.remove_quota("many/")
 
 
+@pytest.mark.long
 def test_the_end_of_a_lease_gives_back_and_restarts_keep_count(cluster: Cluster) -> None:
     with Wire(cluster.endpoints) as wire:
         grant = wire.call("etcdserverpb.Lease/LeaseGrant", rpc_pb2.LeaseGrantRequest(TTL=600)).message

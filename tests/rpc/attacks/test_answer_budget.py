@@ -99,6 +99,7 @@ async def test_an_answer_counts_whole_until_its_last_byte_has_left() -> None:
         client.close()
 
 
+@pytest.mark.long
 async def test_connections_that_do_not_read_go_first_when_the_process_is_short() -> None:
     unit = MIB // 8  # all is queued well within the grace, on a busy machine too
     limits = ServerLimits(

@@ -93,6 +93,7 @@ def late(stream_id: int) -> bytes:
     return raw.headers(stream_id, fields) + raw.message(stream_id, bytes(5), raw.END_STREAM) + raw.reset(stream_id)
 
 
+@pytest.mark.long
 async def test_calls_that_are_late_when_they_arrive_may_be_reset_at_once() -> None:
     """gRPC's core sends the calls that waited for a stream after their common deadline, and resets each at once."""
     async with under_attack() as (echo, attacker):
@@ -485,6 +486,7 @@ async def test_an_address_that_holds_all_connections_gives_way_to_another() -> N
             client.close()
 
 
+@pytest.mark.long
 async def test_a_full_server_lets_go_of_connections_that_only_idle() -> None:
     async with s.echo_server(ServerLimits(connections=3, crowded_idle_s=0.05)) as echo, Channel(echo.target) as busy:
         stream = busy.stream(s.BIDI)

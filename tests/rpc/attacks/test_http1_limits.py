@@ -151,6 +151,7 @@ LARGE_REQUESTS = [
 IDS = ["whole", "in pieces", "over HTTP/2", "a call", "a stream"]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("request_bytes", LARGE_REQUESTS, ids=IDS)
 @on_clock
 async def test_a_slow_reader_is_not_cut(clock: Clock, request_bytes: bytes) -> None:

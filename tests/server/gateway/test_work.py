@@ -33,6 +33,7 @@ def bodies() -> dict[str, bytes]:
     return found
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("name", "body"), bodies().items(), ids=bodies())
 def test_a_large_value_is_read_in_little_memory(name: str, body: bytes) -> None:
     del name

@@ -77,6 +77,7 @@ def short_waits(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(join, "PAUSE_S", 0.01)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "trouble",
     [UnhealthyError(), RequestTimeoutError(), LeaderChangedError(), UNANSWERED],
@@ -88,6 +89,7 @@ def test_join_retries_while_cluster_has_trouble(trouble: Answer, tmp_path: Path)
     assert [member.isLearner for member in cluster.members] == [False, True]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("trouble", [ADDED_UNANSWERED, ADDED_LATE], ids=["before the list", "after the list"])
 def test_a_member_that_was_added_without_an_answer_is_not_added_again(trouble, tmp_path, capsys):
     cluster = Members(trouble)

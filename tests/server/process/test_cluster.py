@@ -11,7 +11,6 @@ import pytest
 
 from raftkv.pb import rpc_pb2
 from tests.compat.wire import Wire
-from tests.long import long_except
 from tests.procs import RAFTKV, Cluster, Member, wait_for
 from tests.server.process.process import (
     COMPACT,
@@ -106,6 +105,7 @@ def test_a_leader_that_is_asked_to_stop_hands_over(three: Three) -> None:
     assert value_of(three.wire, "after", old) == b"v"
 
 
+@pytest.mark.long
 def test_an_interrupted_follower_ends_as_its_signal(three: Three) -> None:
     member = three.cluster.members[three.follower()]
     assert member.process is not None
@@ -150,7 +150,8 @@ RECEIVING = {
 }
 
 
-@pytest.mark.parametrize("point", long_except(RECEIVING, {"applyBeforeOpenSnapshot"}))
+@pytest.mark.long
+@pytest.mark.parametrize("point", RECEIVING)
 def test_a_receiver_killed_while_it_installs(three: Three, point: str) -> None:
     position = three.follower()
     member = three.cluster.members[position]
@@ -193,6 +194,7 @@ def test_a_sender_killed_before_it_sends(three: Three, point: str) -> None:
         assert _files_of(other) == ["applied", "db", "db-lock"]
 
 
+@pytest.mark.long
 def test_the_quota(three: Three) -> None:
     """Full on one is full on all; deleting, compacting and disarming makes room without any defragmentation."""
     follower = three.follower()

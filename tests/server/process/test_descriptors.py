@@ -95,6 +95,7 @@ def test_a_member_whose_clients_take_all_connections_lives_and_cuts_its_log() ->
         assert "rejected" in log_of(crowded)
 
 
+@pytest.mark.long
 def test_a_limit_that_leaves_nothing_is_refused_in_a_line(tmp_path: Path) -> None:
     ended = run_to_end("--data-dir", str(tmp_path / "data"), program=limited(RAFTKV, 100, 100))
     assert not (tmp_path / "data").exists()

@@ -81,6 +81,7 @@ def test_two_ranks_meet_while_a_member_dies(cluster: Cluster, kv: raftkv.Client)
     assert left(kv) == []
 
 
+@pytest.mark.long
 def test_values_are_bytes_and_empty_ones_exist(cluster: Cluster, kv: raftkv.Client) -> None:
     first, second, third = cluster.endpoints
     assert say(first, "GET", "/global/0") == (404, b"")

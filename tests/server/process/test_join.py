@@ -13,7 +13,6 @@ import pytest
 from raftkv.pb import rpc_pb2
 from tests import forked
 from tests.compat.wire import Wire
-from tests.long import long_except
 from tests.procs import RAFTKV, ROOT, Cluster, free_port, wait_for
 from tests.server.process.process import RANGE, must_put, run_to_end, value_of
 
@@ -150,7 +149,8 @@ def test_under_tls_a_client_s_certificate_opens_the_way(folder: Path, tmp_path: 
 STEPS = ["walBeforeCutRename", "snapshotAfterRename", "raftAfterSaveSnap", "beforeCommit"]
 
 
-@pytest.mark.parametrize("failpoint", long_except(STEPS, {"raftAfterSaveSnap"}))
+@pytest.mark.long
+@pytest.mark.parametrize("failpoint", STEPS)
 def test_the_same_command_continues_after_any_interruption(cluster: Cluster, joiner: Joiner, failpoint: str) -> None:
     with Wire([cluster.endpoints[0]]) as wire:
         must_put(wire, "k", b"v")

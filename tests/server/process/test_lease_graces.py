@@ -12,7 +12,6 @@ import pytest
 
 import raftkv
 from tests.compat.wire import Wire
-from tests.long import long_except
 from tests.procs import RAFTKV, ROOT, Cluster, wait_for
 from tests.relay import Relay
 from tests.server.process.process import leader_of
@@ -78,6 +77,7 @@ def wait_kept_past(kv: raftkv.Client, key: str, seconds: float) -> None:
     wait_for(passed, "time to pass")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("distance", [0, 1], ids=["at the leader", "at a follower"])
 def test_killed_owner_leaves_only_leases_without_grace(cluster: Cluster, kv: raftkv.Client, distance: int) -> None:
     member = (leader(cluster) + distance) % 3
@@ -105,7 +105,8 @@ def test_owner_continuing_elsewhere_keeps_its_lease(cluster: Cluster, kv: raftkv
         lease.revoke()
 
 
-@pytest.mark.parametrize("gently", long_except([True, False], {False}), ids=["SIGTERM", "SIGKILL"])
+@pytest.mark.long
+@pytest.mark.parametrize("gently", [True, False], ids=["SIGTERM", "SIGKILL"])
 def test_the_end_of_a_member_is_not_the_end_of_its_clients(cluster: Cluster, kv: raftkv.Client, gently: bool) -> None:
     with raftkv.connect(cluster.endpoints) as client:
         lease = client.lease(ttl=LONG_TTL_S, disconnect_grace_s=0.1).grant()
@@ -119,6 +120,7 @@ def test_the_end_of_a_member_is_not_the_end_of_its_clients(cluster: Cluster, kv:
         lease.revoke()
 
 
+@pytest.mark.long
 def test_a_client_that_is_closed_leaves_its_lease_to_the_ttl(cluster: Cluster, kv: raftkv.Client) -> None:
     with raftkv.connect(cluster.endpoints) as client:
         lease = client.lease(ttl=LONG_TTL_S, disconnect_grace_s=0.1)

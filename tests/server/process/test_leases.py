@@ -82,6 +82,7 @@ def ids_known_to(wire: Wire, member: int) -> set[int]:
     return {status.ID for status in answer.message.leases}
 
 
+@pytest.mark.long
 def test_every_member_answers_for_the_leader(wire: Wire) -> None:
     lease_id = grant(wire, 30, member=(leader(wire) + 1) % 3)
     attach(wire, lease_id, b"any/2", b"any/1")
@@ -99,6 +100,7 @@ def test_every_member_answers_for_the_leader(wire: Wire) -> None:
     assert value_of(wire, "any/1") is None
 
 
+@pytest.mark.long
 def test_a_member_that_fell_behind_the_log_learns_the_leases(wire: Wire, cluster: Cluster) -> None:
     old = grant(wire, 600)
     behind = (leader(wire) + 1) % 3
@@ -116,6 +118,7 @@ def test_a_member_that_fell_behind_the_log_learns_the_leases(wire: Wire, cluster
     assert keep_alive(wire, [new], behind)[1] == [(new, 600)]
 
 
+@pytest.mark.long
 def test_leases_outlive_all_members(wire: Wire, cluster: Cluster) -> None:
     lease_id = grant(wire, 20)
     attach(wire, lease_id, b"all")

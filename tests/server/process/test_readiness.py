@@ -11,7 +11,6 @@ import pytest
 
 from raftkv.pb import rpc_pb2
 from tests.compat.wire import Wire
-from tests.long import long_except
 from tests.procs import RAFTKV, Cluster, Member, free_port, http_get, wait_for
 from tests.server.process.process import RANGE, log_of, must_put, status_of
 
@@ -62,7 +61,8 @@ def answers_within(member: Member, seconds: float) -> bool:
         return False
 
 
-@pytest.mark.parametrize("victim", long_except(range(3), {0}))
+@pytest.mark.long
+@pytest.mark.parametrize("victim", range(3))
 def test_a_member_without_a_quorum_shows_no_less_than_before_it_was_killed(cluster: Cluster, victim: int) -> None:
     with Wire(cluster.endpoints) as wire:
         for number in range(20):
@@ -115,6 +115,7 @@ def test_clients_wait_until_a_quorum_is_there(cluster: Cluster) -> None:
     assert log_of(first)[told:].count(READY) == 1
 
 
+@pytest.mark.long
 def test_a_member_that_waits_for_a_quorum_stops_when_asked(cluster: Cluster) -> None:
     for member in cluster.members:
         member.kill()

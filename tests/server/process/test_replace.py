@@ -126,6 +126,7 @@ def test_a_member_that_was_away_while_all_others_were_replaced_catches_up() -> N
             wait_for(lambda: value_of(joined, "k", serializable=True) == b"after", "the member that was away")
 
 
+@pytest.mark.long
 def test_client_urls_that_change_are_published(cluster: Cluster) -> None:
     moved = cluster.members[1]
     moved.kill()

@@ -83,6 +83,7 @@ def test_the_client_library_states_a_bound(alone: str) -> None:
         kv.get("k", max_staleness_s=0.000_9)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("bound", "timeout", "status", "output"),
     [

@@ -43,6 +43,7 @@ def _put(channel: grpc.Channel) -> bytes:
         return answer
 
 
+@pytest.mark.long
 def test_the_peer_port_asks_for_a_certificate(secure: Cluster, certificates: Certificates) -> None:
     peer = f"127.0.0.1:{secure.members[0].peer_port}"
     for name, code in (("stranger", "UNAVAILABLE"), (None, "UNAVAILABLE"), ("client", "UNIMPLEMENTED")):
@@ -61,6 +62,7 @@ def test_a_metrics_address_serves_no_data(secure: Cluster) -> None:
         assert wire.call(PUT, rpc_pb2.PutRequest(key=b"a")).code == "UNIMPLEMENTED"
 
 
+@pytest.mark.long
 def test_a_member_with_a_strange_certificate_never_joins(certificates: Certificates) -> None:
     cluster = Cluster(RAFTKV, size=3, flags=[*_flags(certificates), "--tls-min-version=TLS1.3"])
     secured(cluster)

@@ -85,6 +85,7 @@ async def test_unusable_certificate_changes_nothing(room: Room, damage: str, cap
         assert caplog.records[-1].getMessage().endswith("TLS files of the peer port")
 
 
+@pytest.mark.long
 async def test_no_call_fails_while_files_change(room: Room) -> None:
     """Calls over old connections and over new ones, with the certificate and the key replaced one after the other."""
     room.issue("alice")

@@ -143,6 +143,7 @@ def test_without_the_extra_the_flag_is_refused_in_one_line(monkeypatch: pytest.M
     )
 
 
+@pytest.mark.long
 def test_a_member_and_a_client_import_nothing_for_it():
     """What runs without the flag has no module of opentelemetry, grpc or this package."""
     program = """

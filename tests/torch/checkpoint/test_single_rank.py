@@ -83,6 +83,7 @@ def test_saved_checkpoint_is_found_and_loaded(registry):
         load(registry, ("worst", "loss"))
 
 
+@pytest.mark.long
 def test_torch_itself_reads_the_directory(registry):
     checkpoint = save(registry, 7).checkpoint
     assert (checkpoint.kind, checkpoint.file_count) == ("dcp", 2)

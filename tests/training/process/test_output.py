@@ -253,6 +253,7 @@ def test_one_place_for_both_streams_gets_whole_lines(tmp_path: Path) -> None:
     assert (tmp_path / "both").read_bytes() == b"raftkvctl: heard\n"
 
 
+@pytest.mark.long
 def test_a_process_that_keeps_the_pipe_does_not_keep_us(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("raftkv.training.process.output.PIPE_PATIENCE_S", 1.0)
     code = "import os, sys\nprint('said')\nif os.fork() == 0:\n    open(sys.argv[1], 'w').close()\n    sys.stdin.read()"

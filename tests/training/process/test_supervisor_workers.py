@@ -135,6 +135,7 @@ asyncio.run(main())
 """
 
 
+@pytest.mark.long
 def test_workers_do_not_outlive_an_agent_that_is_killed() -> None:
     with subprocess.Popen([sys.executable, "-c", AGENT], stdout=subprocess.PIPE, text=True) as agent:
         assert agent.stdout is not None

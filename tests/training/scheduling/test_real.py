@@ -140,6 +140,7 @@ async def test_a_run_that_dies_without_a_word_makes_room(stage: Stage) -> None:
     await until(lambda: all(agent.hosts == ["x", "y"] for agent in second))
 
 
+@pytest.mark.long
 async def test_a_run_grows_only_onto_slots_that_are_free(stage: Stage) -> None:
     other = await stage.run("e", "y", cluster="grow")
     await until(lambda: other[0].hosts == ["y"])
@@ -157,6 +158,7 @@ async def test_a_run_grows_only_onto_slots_that_are_free(stage: Stage) -> None:
     assert [world.generation for world in one.worlds] == [1, 2], "not broken before there was room"
 
 
+@pytest.mark.long
 async def test_a_ledger_that_cannot_be_read_is_told_and_one_that_is_deleted_is_made_anew(stage: Stage) -> None:
     await stage.kv.put(ClusterKeys("broken").ledger, b"hello")
     one = await stage.run("j", "x", cluster="broken")
@@ -169,6 +171,7 @@ async def test_a_ledger_that_cannot_be_read_is_told_and_one_that_is_deleted_is_m
     assert len(one[0].worlds) == 1
 
 
+@pytest.mark.long
 async def test_a_run_below_its_minimum_gives_back_what_it_has(stage: Stage) -> None:
     first = await stage.run("h", "xy", cluster="short")
     await until(lambda: all(agent.hosts for agent in first))

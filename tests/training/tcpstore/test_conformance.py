@@ -134,6 +134,7 @@ def _assert_same(steps: list[Step], ours: list[bytes], theirs: list[bytes]) -> N
     assert not different
 
 
+@pytest.mark.long
 def test_every_operation_is_answered_as_by_both_servers_of_torch(gateway_port, uv_port, legacy_port):
     _clean(gateway_port, uv_port, legacy_port)
     ours = _answers(gateway_port, VALUES)

@@ -366,6 +366,7 @@ def test_sums_are_exact_while_the_leader_dies(tmp_path: Path) -> None:
 # ---- several gateways
 
 
+@pytest.mark.long
 def test_gateways_of_one_name_serve_one_store(raftkv_cluster: LocalCluster) -> None:
     endpoints = raftkv_cluster.endpoints
     with gateway(endpoints, "--name=a/b") as first, gateway(endpoints, "--name=a/b") as second:
@@ -387,6 +388,7 @@ def test_gateways_of_one_name_serve_one_store(raftkv_cluster: LocalCluster) -> N
             assert _value(third, b"value") == b""
 
 
+@pytest.mark.long
 def test_an_item_wakes_one_of_those_who_wait_for_it(raftkv_cluster: LocalCluster) -> None:
     endpoints = raftkv_cluster.endpoints
     with gateway(endpoints) as first, gateway(endpoints) as second:

@@ -259,6 +259,7 @@ async def test_arbiter_key_without_a_lease_is_taken_over(stage: Stage):
     assert names(await joined(stage.replica("c", ports[0]), a, b)) == "abc"
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", [b"\xff" * 10_000, "the daemon's own"])
 async def test_arbiter_key_under_a_lease_that_is_no_daemons_is_taken_over(stage: Stage, name):
     """No daemon decided for as long as a stranger kept its lease alive, under any name."""
@@ -295,6 +296,7 @@ async def test_quorum_with_the_last_id_is_decided_anew(stage: Stage):
         assert names(await together(a, b)) == "ab"
 
 
+@pytest.mark.long
 async def test_the_id_goes_on_where_it_was_when_all_daemons_are_new(stage: Stage):
     ids = []
     for life in range(3):
@@ -338,6 +340,7 @@ async def test_a_new_daemon_waits_for_the_members_to_come_back(stage: Stage):
     assert names(again) == "ab"
 
 
+@pytest.mark.long
 async def test_a_lost_lease_is_replaced_and_steps_go_on(stage: Stage):
     ports = [await stage.daemon() for _ in range(2)]
     a, b = (stage.replica(name, port) for name, port in zip("ab", ports, strict=True))

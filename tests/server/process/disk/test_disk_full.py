@@ -73,6 +73,7 @@ def _fill(ballast: Path, leave_bytes: int = 0) -> None:
     assert _free_bytes(ballast) <= leave_bytes
 
 
+@pytest.mark.long
 def test_first_start_on_a_full_disk_gives_the_reason(tmp_path: Path) -> None:
     filled = Program("a", ("sh", "-c", 'head -c 4096 /dev/zero > disk/ballast && exec "$@"', "sh", *RAFTKV.command))
     command = (*_on_a_small_disk(filled, "size=4k").command, "--data-dir", "disk/data", *NO_PORTS)

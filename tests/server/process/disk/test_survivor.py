@@ -8,7 +8,6 @@ import pytest
 
 from raftkv.pb import rpc_pb2
 from tests.compat.wire import Wire
-from tests.long import long_except
 from tests.procs import RAFTKV, Cluster, Member, free_port, wait_for
 from tests.server.process.process import log_of, must_put, start_to_end, value_of, wait_for_end
 
@@ -61,6 +60,7 @@ def test_survivor_continues_alone_and_accepts_members(lost: Cluster) -> None:
             assert value_of(other, "k") == b"alone"
 
 
+@pytest.mark.long
 def test_member_never_continues_alone_beside_quorum() -> None:
     """The survivor told the two that run that they were removed, and both stopped for good."""
     with Cluster(RAFTKV, size=3) as cluster, Wire(cluster.endpoints) as wire:
@@ -77,7 +77,8 @@ def test_member_never_continues_alone_beside_quorum() -> None:
 STEPS = ["walBeforeWrite", "walAfterWrite", "walAfterSync", "afterApplyOneConfChange"]
 
 
-@pytest.mark.parametrize("step", long_except(STEPS, {"afterApplyOneConfChange"}))
+@pytest.mark.long
+@pytest.mark.parametrize("step", STEPS)
 def test_a_kill_at_any_step_is_finished_by_the_next_start(lost: Cluster, step: str) -> None:
     survivor = lost.members[2]
     survivor.environment = {"RAFTKV_FAILPOINTS": f"{step}=panic"}
