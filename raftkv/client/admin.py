@@ -410,11 +410,6 @@ class Permission(NamedTuple):
     range_end: bytes
 
     @property
-    def is_open_ended(self) -> bool:
-        """Whether the range extends to the last key."""
-        return self.range_end == _OPEN_ENDED
-
-    @property
     def is_prefix(self) -> bool:
         """Whether the range is all keys that begin with ``key``."""
         return bool(self.key) and prefix_end(self.key) == self.range_end
