@@ -2,8 +2,8 @@
 
 An *identity* is the user of a call, else the name in the client's certificate, else the client's address (for IPv6 its
 /64, since one host has all of that). While authentication is on, a name in a certificate counts only if it is a user's:
-otherwise a client that can obtain certificates would have a share for each. A password being checked has no identity
-yet: see the row "logins".
+otherwise a client that can obtain certificates would have a share for each. A proxy can name its clients
+(``server/auth/guard``). A password being checked has no identity yet: see the row "logins".
 
     shares = Shares(limit=64)
     if shares.make_room(identity, 1, give_way):     # the greediest gave way if that was needed; False: refuse

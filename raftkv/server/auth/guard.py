@@ -51,7 +51,7 @@ from raftkv.rpc.server.calls import ServerCall, UnaryCall
 from raftkv.rpc.server.router import Kind
 from raftkv.rpc.server.stream import ListenedCall, StreamCall
 from raftkv.rpc.shares import Identity, Shares, identity_of, identity_of_peer, queue_of_call
-from raftkv.rpc.status import RpcError
+from raftkv.rpc.status import Headers, RpcError
 from raftkv.rpc.tls import common_name_of
 from raftkv.server.auth.callers import Callers, Credential, TokenAheadError
 from raftkv.server.auth.table import OPEN, Row, row_of
@@ -312,6 +312,14 @@ class LiveCalls:
         _log.error("checking the permissions of open calls failed", exc_info=error)
 
 
+def _client_named(headers: Headers) -> bytes:
+    """Return ``/NAME`` for the client that a proxy names; empty: it names none, or one that is too long."""
+    for name, value in headers:
+        if name == CLIENT_METADATA and 0 < len(value) <= CLIENT_BYTES_MAX:
+            return b"/" + value
+    return b""
+
+
 def _reason(error: errors.StatusError) -> str:
     """Return the text of an error as etcd's watches give it as a reason."""
     return f"rpc error: code = {errors.CODE_NAMES[error.code]} desc = {error}"
@@ -324,6 +332,12 @@ older than the token, none does."""
 AHEAD_CALLS_MAX: Final = 100
 """Calls that wait for such entries; each is checked in each turn. When there are more, the oldest call of the greediest
 identity is refused: a genuine token is known after a moment."""
+
+CLIENT_METADATA: Final = b"raftkv-client"
+"""Names the client for which a proxy calls. It counts if the user of the proxy has the role root; others could take a
+share of all budgets for each name that they invent."""
+
+CLIENT_BYTES_MAX: Final = 128
 
 BYTES_AT_ONCE: Final = 8 * 1024
 """Longer requests are checked in slices, if their row supports it."""
@@ -638,11 +652,11 @@ class Guard:
         """Note the caller, and use its share for what waits for the connection."""
         if credential is None:
             return None
-        call.identify(
-            credential.user
-            if credential.user in self._auth.users
-            else self.identify(call.peer.address, call.peer.certificate)
-        )
+        user = self._auth.users.get(credential.user)
+        if user is None:
+            call.identify(self.identify(call.peer.address, call.peer.certificate))
+        else:
+            call.identify(credential.user + _client_named(call.headers) if user.is_root else credential.user)
         caller = call.caller = credential.caller(self._auth.revision)
         return caller
 

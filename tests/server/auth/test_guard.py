@@ -327,6 +327,15 @@ async def test_names_that_no_user_has_get_no_share_of_their_own(world: World) ->
     assert all(call.status is not None for call in calls[1:])
 
 
+async def test_only_a_proxy_with_the_role_root_names_its_clients(world: World) -> None:
+    """Each name that any other user invented would have a share of its own."""
+    found = []
+    for user, name in [("root", "team-a"), ("root", ""), ("root", "n" * 129), ("alice", "team-a")]:
+        call = world.start(PUT, put(), world.token(user), headers={"raftkv-client": name})
+        found.append(identity_of(call))
+    assert found == [b"root/team-a", b"root", b"root", b"alice"]
+
+
 async def test_a_connection_is_its_user_s_or_its_address_while_users_are_on() -> None:
     world = World()
     world.user("alice", ("READWRITE", b"a", b"b"))
