@@ -388,6 +388,11 @@ class Dataset:
         """Number of chunks and index nodes that this process has read from the store."""
         return self._local.source.reads
 
+    @property
+    def resident_bytes(self) -> int:
+        """Bytes of what is cached in memory, at most ``cache_bytes``."""
+        return self._local.blobs.size_bytes + self._local.chunks.size_bytes
+
     def chunk(self, digest: str) -> codec.Chunk:
         """Return a chunk, verified and decoded."""
         local = self._local
