@@ -38,6 +38,9 @@ WEIGHT_OF_OTHERS: Final = 100
 WEIGHTED: Final = frozenset(("user", "certificate", "address"))
 
 _RECORD: Final = struct.Struct(">QQQQQQ")
+_NO_WEIGHT: Final = bytes(8)
+_OLD_SIZE_BYTES: Final = _RECORD.size - len(_NO_WEIGHT)
+"""Size of records from before there were weights."""
 
 Subject = tuple[str, bytes]
 """Kind and name."""
@@ -67,7 +70,8 @@ class Limits:
             for key, value in self._store.meta_items(schema.CLUSTER):
                 if key.startswith(schema.CLUSTER_LIMIT_PREFIX):
                     kind, _, name = key.removeprefix(schema.CLUSTER_LIMIT_PREFIX).partition(b"/")
-                    self.by_subject[kind.decode(), name] = _limit(kind.decode(), name, _RECORD.unpack(value))
+                    numbers = _RECORD.unpack(value + _NO_WEIGHT if len(value) == _OLD_SIZE_BYTES else value)
+                    self.by_subject[kind.decode(), name] = _limit(kind.decode(), name, numbers)
         self._tell()
 
     def _tell(self) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import struct
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -10,6 +12,7 @@ from raftkv import errors
 from raftkv.apply.limits import LIMITS_MAX
 from raftkv.apply.wire import Kind, versioned
 from raftkv.pb import admin_pb2
+from raftkv.storage import schema
 from tests.apply.machine import Machine
 
 
@@ -74,6 +77,15 @@ def test_invalid_limit_is_refused_identically(limit: admin_pb2.Limit, text: str)
         apply(machine, limit)
     assert text in str(caught.value)
     assert machine.applier.limits.by_subject == {}
+
+
+def test_limit_stored_before_there_were_weights_is_read() -> None:
+    machine = Machine()
+    key = schema.CLUSTER_LIMIT_PREFIX + b"user/a"
+    machine.store.meta_put(schema.CLUSTER, key, struct.pack(">QQQQQ", 10, 5, 0, 0, 3))
+    machine.store.set_applied(1, 1)
+    [limit] = machine.reopened().applier.limits.messages()
+    assert limit == admin_pb2.Limit(kind="user", name=b"a", requests_per_s=10, requests_burst=5, watches_max=3)
 
 
 def test_limits_are_limited() -> None:
