@@ -244,8 +244,9 @@ class Member:
     def _make_client_server(self, durable: Durable) -> Server:
         config, replica = self.config, self.replica
         guard, check_capable = replica.leader_guard, replica.versions.check_capable
-        node = self.node
-        responder = Responder(node, replica.applier, replica.header, replica.admission, check_capable, node.uses)
+        responder = Responder(
+            self.node, replica.applier, replica.header, replica.admission, check_capable, self.node.uses
+        )
         self._users = Users(config, replica.applier, self.node, responder.slices)
         self._recipe = Recipe(responder, replica.hub, replica.lessor)
         identities = partial(identity_metrics, self.node, replica.hub, replica.lessor.granters.shares.held)
